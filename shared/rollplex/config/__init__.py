@@ -1,0 +1,1 @@
+"""The YAML configuration. No torch."""

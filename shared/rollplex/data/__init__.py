@@ -1,0 +1,1 @@
+"""Datasets, images, prompts, the input child. No torch."""

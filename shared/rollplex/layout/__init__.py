@@ -1,0 +1,1 @@
+"""Pure descriptions of where numbers lie: parameters, K/V, shapes. No torch."""

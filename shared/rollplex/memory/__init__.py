@@ -1,0 +1,1 @@
+"""Segments, attachments and predictions of memory."""

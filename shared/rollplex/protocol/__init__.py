@@ -1,0 +1,1 @@
+"""Messages, handshake and limits. docs/protocol.md is the prose for another implementation."""

@@ -1,0 +1,107 @@
+"""The channel between the coordinator and its input child."""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+from msgspec import Meta, Struct
+
+from rollplex.protocol.common import (
+    MAX_ITEMS,
+    Alive,
+    Count,
+    Failed,
+    Leave,
+    Name,
+    PromptSlot,
+    Received,
+    SegmentRef,
+    Text,
+)
+
+
+class DataSource(Struct, frozen=True, kw_only=True):
+    """One dataset as the input child and the reward child read it."""
+
+    name: Name
+    """"train", or the name of an evaluation."""
+    path: Name
+    image_dir: Name
+    max_prompt_tokens: Count
+    """0: no limit of its own."""
+    max_image_pixels: Count
+    """Declared width x height above this is refused before decoding."""
+    skip_bad_rows: bool
+
+
+# coordinator -> input, once: open the datasets and check every row (JSON, fields, files, image headers, token counts).
+# Answer: DataChecked.
+class OpenData(Struct, frozen=True, kw_only=True, tag=True):
+    cause: Count
+    model_path: Name
+    sources: Annotated[tuple[DataSource, ...], Meta(max_length=64)]
+    never_sample: tuple[Name, ...]
+    """Tokens (text) that the configuration adds to the media and padding ids."""
+    stop_tokens: tuple[Name, ...]
+    """Tokens (text); empty means the model's own end-of-sequence ids."""
+
+
+class SourceChecked(Struct, frozen=True, kw_only=True):
+    """What the check of one dataset found."""
+
+    name: Name
+    fingerprint: Name
+    """Of the rows' bytes and the size and modification-independent identity of their images."""
+    num_rows: Count
+    """Lines of the file: row numbers go from 0 to num_rows - 1."""
+    good_rows: Annotated[tuple[Count, ...], Meta(max_length=16_777_216)] | None
+    """None: all rows are good."""
+    rejected: Annotated[tuple[Text, ...], Meta(max_length=1000)]
+    """Why, for each rejected row (skip_bad_rows)."""
+    max_prompt_tokens: Count
+    max_media_rows: Count
+    """Most pixel rows of one prompt."""
+    max_media_tokens: Count
+
+
+# input -> coordinator
+class DataChecked(Struct, frozen=True, kw_only=True, tag=True):
+    cause: Count
+    sources: tuple[SourceChecked, ...]
+    never_sampled: Annotated[tuple[Count, ...], Meta(max_length=MAX_ITEMS)]
+    stop_ids: Annotated[tuple[Count, ...], Meta(max_length=MAX_ITEMS)]
+    row_width: Count
+    """Numbers in a pixel row (channels x temporal patch x patch x patch)."""
+
+
+# coordinator -> input: decode, patch, render and tokenize these rows in private memory. Answer: InputsSized.
+class PrepareInputs(Struct, frozen=True, kw_only=True, tag=True):
+    cause: Count
+    step: Count
+    source: Name
+    rows: Annotated[tuple[Count, ...], Meta(max_length=MAX_ITEMS)]
+
+
+# input -> coordinator: the inputs segment must have this size.
+class InputsSized(Struct, frozen=True, kw_only=True, tag=True):
+    cause: Count
+    step: Count
+    size_bytes: Count
+    prompts: Annotated[tuple[PromptSlot, ...], Meta(max_length=MAX_ITEMS)]
+
+
+# coordinator -> input: write what was prepared for `step` into this segment. Answer: InputsWritten.
+class WriteInputs(Struct, frozen=True, kw_only=True, tag=True):
+    cause: Count
+    step: Count
+    segment: SegmentRef
+
+
+# input -> coordinator
+class InputsWritten(Struct, frozen=True, kw_only=True, tag=True):
+    cause: Count
+    step: Count
+
+
+ToInput: TypeAlias = OpenData | PrepareInputs | WriteInputs | Leave
+FromInput: TypeAlias = Received | Alive | Failed | DataChecked | InputsSized | InputsWritten

@@ -1,0 +1,106 @@
+"""The channel between the coordinator and a rollout service."""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+from msgspec import Meta, Struct
+
+from rollplex.protocol.common import (
+    MAX_ITEMS,
+    Alive,
+    CachesDropped,
+    Committed,
+    Count,
+    DigestReply,
+    DigestRequest,
+    Drain,
+    Drained,
+    Failed,
+    Held,
+    LeaseRef,
+    Leave,
+    Loaded,
+    Logprobs,
+    ModelSpec,
+    Name,
+    PromptSlot,
+    Received,
+    Responses,
+    SegmentRef,
+)
+
+
+class Sampling(Struct, frozen=True, kw_only=True):
+    """How tokens are drawn. Draw = inverse CDF in fp64 in id order at a counter-based uniform number."""
+
+    seed: Count
+    purpose: Name
+    """Part of the random key, so that evaluation and training never share a draw: "train" or "eval:<name>"."""
+    group_size: Count
+    max_new_tokens: Count
+    temperature: Annotated[float, Meta(ge=0.0, le=100.0)]
+    """0 is greedy; the reported log-probability is then that of temperature 1."""
+    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
+    top_k: Count = 0
+    """0 is off."""
+    stop_ids: Annotated[tuple[Count, ...], Meta(max_length=MAX_ITEMS)] = ()
+    forced_lengths: Annotated[tuple[Count, ...], Meta(max_length=MAX_ITEMS)] = ()
+    """For benches and tests: sample s of group g gets length forced_lengths[(g * group_size + s) % len] whatever it
+    samples. Empty is off."""
+
+
+# coordinator -> rollout, once: map the weights. Answer: Loaded.
+class LoadRollout(Struct, frozen=True, kw_only=True, tag=True):
+    cause: Count
+    model: ModelSpec
+    actor: SegmentRef
+
+
+# coordinator -> rollout: sample these prompts together, in this one decode batch, from exactly `version`.
+# Answers: GroupFinished for each group as soon as its last sample stops, then UnitGenerated.
+class GenerateUnit(Struct, frozen=True, kw_only=True, tag=True):
+    cause: Count
+    step: Count
+    version: Count
+    unit: Count
+    inputs: SegmentRef
+    prompts: Annotated[tuple[PromptSlot, ...], Meta(max_length=MAX_ITEMS)]
+    sampling: Sampling
+    kv: LeaseRef
+
+
+# rollout -> coordinator
+class GroupFinished(Struct, frozen=True, kw_only=True, tag=True):
+    cause: Count
+    step: Count
+    version_start: Count
+    version_end: Count
+    """The weights version read from the segment's header before the first and after the last token."""
+    responses: Responses
+    logprobs: Logprobs
+    stopped: Annotated[tuple[bool, ...], Meta(max_length=MAX_ITEMS)]
+    """Per sample: ended by a stop id (else by max_new_tokens)."""
+    end_s: float
+
+
+# rollout -> coordinator: the unit's K/V is given back.
+class UnitGenerated(Struct, frozen=True, kw_only=True, tag=True):
+    cause: Count
+    step: Count
+    unit: Count
+    start_s: float
+    prefill_end_s: float
+    end_s: float
+    """CLOCK_MONOTONIC, seconds."""
+    decode_steps: Count
+    vision_prompts: Count
+    """Prompts that went through the vision tower in this unit."""
+    held: tuple[Held, ...]
+    """Private memory at the unit's peak."""
+
+
+ToRollout: TypeAlias = LoadRollout | GenerateUnit | Drain | Committed | DigestRequest | Leave
+FromRollout: TypeAlias = (
+    Received | Alive | Failed | Loaded | GroupFinished | UnitGenerated | Drained | CachesDropped | DigestReply
+)

@@ -1,0 +1,219 @@
+"""The channel between the coordinator and a trainer service."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, TypeAlias
+
+from msgspec import Meta, Struct
+
+from rollplex.protocol.common import (
+    MAX_ITEMS,
+    Alive,
+    Blob,
+    Count,
+    DigestReply,
+    DigestRequest,
+    Failed,
+    Held,
+    LeaseRef,
+    Leave,
+    Loaded,
+    Logprobs,
+    ModelSpec,
+    Name,
+    PromptSlot,
+    Received,
+    Responses,
+    SegmentRef,
+)
+
+
+class Loss(StrEnum):
+    """The policy loss. Formulas and sources: `rollplex_trainer.losses`."""
+
+    GRPO = "grpo"
+    DR_GRPO = "dr_grpo"
+    DAPO = "dapo"
+    RLOO = "rloo"
+    GSPO = "gspo"
+
+
+class Scale(StrEnum):
+    """What advantages are divided by."""
+
+    GROUP = "group"
+    BATCH = "batch"
+    NONE = "none"
+
+
+class Algorithm(Struct, frozen=True, kw_only=True):
+    """Advantages and loss."""
+
+    loss: Loss
+    scale_rewards: Scale
+    clip_low: Annotated[float, Meta(ge=0.0)]
+    clip_high: Annotated[float, Meta(ge=0.0)]
+    kl: Name
+    """k1, k2 or k3."""
+    beta: Annotated[float, Meta(ge=0.0)]
+    entropy_bonus: float
+    temperature: Annotated[float, Meta(gt=0.0, le=100.0)]
+    max_new_tokens: Count
+
+
+class Optimizer(Struct, frozen=True, kw_only=True):
+    """Optimizer and learning-rate schedule."""
+
+    name: Name
+    """adamw or sgd."""
+    lr: float
+    betas: tuple[float, float]
+    eps: float
+    momentum: float
+    weight_decay: float
+    max_grad_norm: float
+    """0 is off."""
+    schedule: Name
+    """constant, linear or cosine."""
+    warmup_steps: Count
+    total_steps: Count
+    final_lr_ratio: float
+
+
+# coordinator -> trainer, once: fill the weights from the model folder (also the reference's), zero gradients and
+# optimizer state, publish version 0. Answer: Loaded.
+class LoadTrainer(Struct, frozen=True, kw_only=True, tag=True):
+    cause: Count
+    model: ModelSpec
+    actor: SegmentRef
+    reference: SegmentRef | None
+    gradients: SegmentRef
+    """The trainer's own arena."""
+    prefix_gradients: SegmentRef
+    """The prefix service's arena, added in this order: trainer's + prefix's."""
+    optimizer_state: SegmentRef
+    algorithm: Algorithm
+    optimizer: Optimizer
+
+
+# coordinator -> trainer: forward and backward of these groups' suffixes, together, against the prefix K/V in `kv`;
+# leaves the gradients of K, V and the last hidden state there, adds the rest to its own arena.
+# Answer: SuffixTrained. Suffix units come in the order of their ids.
+class TrainSuffix(Struct, frozen=True, kw_only=True, tag=True):
+    cause: Count
+    step: Count
+    version: Count
+    unit: Count
+    suffix_unit: Count
+    prompts: Annotated[tuple[PromptSlot, ...], Meta(max_length=MAX_ITEMS)]
+    """All prompts of the prefix unit: they give the layout of `kv`."""
+    copies: Count
+    kv: SegmentRef
+    first: bool
+    """First suffix unit on this kv: zero its gradients before the backward."""
+    release: bool
+    """Last suffix unit on this kv: unmap it afterwards."""
+    responses: Annotated[tuple[Responses, ...], Meta(max_length=MAX_ITEMS)]
+    rollout_logprobs: Annotated[tuple[Logprobs, ...], Meta(max_length=MAX_ITEMS)]
+    reference_logprobs: Annotated[tuple[Logprobs, ...], Meta(max_length=MAX_ITEMS)]
+    """Empty without a reference."""
+    rewards: Annotated[tuple[Blob, ...], Meta(max_length=MAX_ITEMS)]
+    """Per group of `responses`: float64 [G]. All NaN: the group is skipped, its weight is 0."""
+    batch_rewards: Blob
+    """float64 of the whole step in order of group and sample; only when scale_rewards is batch, else empty."""
+    workspace: LeaseRef
+
+
+# trainer -> coordinator
+class SuffixTrained(Struct, frozen=True, kw_only=True, tag=True):
+    cause: Count
+    step: Count
+    suffix_unit: Count
+    start_s: float
+    end_s: float
+    held: tuple[Held, ...]
+
+
+# coordinator -> trainer: every suffix and every prefix backward of the step is done. Sum the arenas in fixed order,
+# apply the loss normaliser, clip, look for non-finite values. Weights stay as they are. Answer: UpdateVote.
+class PrepareUpdate(Struct, frozen=True, kw_only=True, tag=True):
+    cause: Count
+    step: Count
+    version: Count
+
+
+# trainer -> coordinator
+class UpdateVote(Struct, frozen=True, kw_only=True, tag=True):
+    cause: Count
+    step: Count
+    finite: bool
+    metrics: dict[Name, float]
+    """TRL's names where TRL has the quantity. Sums over the step, in the order of suffix units."""
+
+
+# coordinator -> trainer, after the journal has BEGIN on disk and every reader is drained: step in place, digest,
+# publish version + 1 as the last store. Answer: UpdateApplied.
+class ApplyUpdate(Struct, frozen=True, kw_only=True, tag=True):
+    cause: Count
+    step: Count
+    version: Count
+
+
+# trainer -> coordinator
+class UpdateApplied(Struct, frozen=True, kw_only=True, tag=True):
+    cause: Count
+    step: Count
+    version: Count
+    digest: Name
+    start_s: float
+    end_s: float
+
+
+# coordinator -> trainer: the vote failed; drop the step's gradients, the version stays. Answer: UpdateSkipped.
+class SkipUpdate(Struct, frozen=True, kw_only=True, tag=True):
+    cause: Count
+    step: Count
+
+
+# trainer -> coordinator
+class UpdateSkipped(Struct, frozen=True, kw_only=True, tag=True):
+    cause: Count
+    step: Count
+
+
+# coordinator -> trainer: write a folder that from_pretrained opens, plus the optimizer state. Answer: CheckpointSaved.
+class SaveCheckpoint(Struct, frozen=True, kw_only=True, tag=True):
+    cause: Count
+    step: Count
+    version: Count
+    folder: Name
+    """Final path; written beside it under a temporary name and renamed."""
+    state_json: Annotated[str, Meta(max_length=2**20)]
+    """What the coordinator wants kept with it: data position, seed, fingerprints, configuration."""
+
+
+# trainer -> coordinator
+class CheckpointSaved(Struct, frozen=True, kw_only=True, tag=True):
+    cause: Count
+    step: Count
+    version: Count
+    folder: Name
+    size_bytes: Count
+
+
+ToTrainer: TypeAlias = (
+    LoadTrainer | TrainSuffix | PrepareUpdate | ApplyUpdate | SkipUpdate | SaveCheckpoint | DigestRequest | Leave
+)
+FromTrainer: TypeAlias = (
+    Received
+    | Alive
+    | Failed
+    | Loaded
+    | SuffixTrained
+    | UpdateVote
+    | UpdateApplied
+    | UpdateSkipped
+    | CheckpointSaved
+    | DigestReply
+)

@@ -1,0 +1,1 @@
+"""What every service process runs on: connection, message thread, work loop. No torch."""
