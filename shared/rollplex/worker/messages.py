@@ -1,0 +1,105 @@
+"""The worker's message thread.
+
+             main thread                     message thread                       coordinator
+    inbox.get() ◄── instruction ────── decode, answer Received ◄──── DEALER ──── ROUTER
+    send(reply) ─── encode ──────────► out queue, woken by eventfd ─ DEALER ───►
+                                       Alive(progress) every second ─────────────►
+
+    waits for: a frame, a reply from the main thread, or the next second.   unblocked by: any of them, or stop().
+
+Because this thread answers `Received` while the main thread computes, a lost message is noticed within the
+acknowledgement deadline, and `progress` tells a long unit from a hung one. Knows nothing of what instructions mean.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections import deque
+from typing import Any
+
+import zmq
+
+from rollplex.errors import ProtocolError, RollplexError
+from rollplex.protocol.codec import MAX_FRAME_BYTES, Channel
+from rollplex.protocol.common import Alive, Leave, Received
+
+ALIVE_PERIOD_S = 1.0
+LINGER_MS = 2_000
+
+
+class CoordinatorGone(RollplexError):  # noqa: N818 - an event as much as an error
+    """The coordinator's process ended, or its sockets closed."""
+
+
+class MessageThread(threading.Thread):
+    """Owns the DEALER socket. Instructions and problems arrive in `inbox`."""
+
+    def __init__(self, endpoint: str, identity: bytes, hello: bytes, channel: Channel[Any, Any]) -> None:
+        super().__init__(name="messages", daemon=True)
+        self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.progress = 0
+        self._endpoint = endpoint
+        self._identity = identity
+        self._hello = hello
+        self._channel = channel
+        self._out: deque[bytes] = deque()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._stopping = False
+
+    def send(self, message: Any) -> None:
+        """Queue a message; safe from any thread."""
+        self._out.append(self._channel.from_worker.encode(message))
+        os.eventfd_write(self._wake, 1)
+
+    def stop(self) -> None:
+        """Send what is queued, then end; the socket lingers for at most two seconds."""
+        self._stopping = True
+        os.eventfd_write(self._wake, 1)
+        self.join(timeout=LINGER_MS / 1000 + 1)
+
+    def run(self) -> None:
+        context = zmq.Context()
+        dealer = context.socket(zmq.DEALER)
+        dealer.setsockopt(zmq.IDENTITY, self._identity)
+        dealer.setsockopt(zmq.LINGER, LINGER_MS)
+        dealer.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        dealer.connect(self._endpoint)
+        dealer.send(self._hello)
+        try:
+            self._loop(dealer)
+        except Exception as error:  # noqa: BLE001 - outer loop of the thread: the main thread must hear of it
+            self.inbox.put(error)
+        finally:
+            dealer.close()
+            context.term()
+
+    def _loop(self, dealer: zmq.Socket[bytes]) -> None:
+        poller = zmq.Poller()
+        poller.register(dealer, zmq.POLLIN)
+        poller.register(self._wake, zmq.POLLIN)
+        next_alive = time.monotonic() + ALIVE_PERIOD_S
+        while True:
+            ready = dict(poller.poll(max(0.0, (next_alive - time.monotonic()) * 1000)))
+            if self._wake in ready:
+                os.eventfd_read(self._wake)
+            while self._out:
+                dealer.send(self._out.popleft())
+            if dealer in ready:
+                self._receive(dealer)
+            if time.monotonic() >= next_alive:
+                next_alive = time.monotonic() + ALIVE_PERIOD_S
+                dealer.send(self._channel.from_worker.encode(Alive(progress=self.progress)))
+            if self._stopping and not self._out:
+                return
+
+    def _receive(self, dealer: zmq.Socket[bytes]) -> None:
+        frames = dealer.recv_multipart()
+        if len(frames) != 1:
+            raise ProtocolError("malformed message", got=f"{len(frames)} frames", needed="1", where="coordinator")
+        message = self._channel.to_worker.decode(frames[0])
+        if not isinstance(message, Leave):
+            dealer.send(self._channel.from_worker.encode(Received(cause=message.cause)))
+        self.inbox.put(message)

@@ -1,0 +1,137 @@
+"""The life of a service process: connect, load, serve until told to leave.
+
+Owns signals, the exit code and how errors reach the coordinator. A service owns what its messages mean.
+
+    exit code 0   told to leave
+    exit code 1   a unit failed, or the coordinator refused this process
+    exit code 3   the coordinator ended; this process finished its unit, or was cut off after a grace time
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, Protocol
+
+from rollplex.errors import RollplexError
+from rollplex.memory.segment import backend
+from rollplex.protocol.codec import CHANNELS
+from rollplex.protocol.common import ErrorReport, Failed, Leave, Leaving, Role
+from rollplex.protocol.handshake import HELLO, identity
+from rollplex.protocol.rundir import RunDir
+from rollplex.worker.connection import connect_stream, watch
+from rollplex.worker.messages import CoordinatorGone, MessageThread
+from rollplex.worker.options import WorkerOptions, parse_options
+from rollplex.worker.segments import Segments
+
+GRACE_AFTER_COORDINATOR_S = 5.0
+EXIT_FAILED = 1
+EXIT_COORDINATOR_GONE = 3
+THREAD_SWITCH_S = 0.0005
+
+log = logging.getLogger("rollplex.worker")
+
+
+class Service(Protocol):
+    """What a worker does with instructions. One method, called from one thread, one message at a time."""
+
+    def handle(self, message: Any, reply: Callable[[Any], None]) -> None:
+        """Carry out one instruction; answer through `reply`, as the channel's module says."""
+        ...
+
+
+def report(error: BaseException) -> ErrorReport:
+    """An error as it crosses the border: named, with its parts and where it was raised."""
+    text = "".join(traceback.format_exception(error))[-16_000:]
+    if isinstance(error, RollplexError):
+        return ErrorReport(
+            kind=type(error).__name__,
+            what=error.what,
+            got=error.got,
+            needed=error.needed,
+            do=error.do,
+            where=error.where,
+            traceback=text,
+        )
+    return ErrorReport(kind=type(error).__name__, what=f"{type(error).__name__}: {error}"[:8_000], traceback=text)
+
+
+def run(role: Role, make_service: Callable[[Segments], Service], argv: Sequence[str] | None = None) -> NoReturn:
+    """Run one service process to its end.
+
+    Args:
+        role: which channel this process speaks.
+        make_service: makes the service once the coordinator has accepted this process; imports what is heavy.
+        argv: command line without the program's name; None takes the process's own.
+    """
+    options = parse_options(role, argv)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the coordinator's to handle
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)  # kill -USR1 writes every thread's stack to the log
+    sys.setswitchinterval(THREAD_SWITCH_S)  # the message thread must not wait 5 ms for the interpreter
+    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {role} %(levelname)s %(message)s")
+    try:
+        stream, hello, welcome = connect_stream(options)
+    except RollplexError as error:
+        log.error("%s", error)  # noqa: TRY400 - the user needs the sentence, not our stack
+        sys.exit(EXIT_FAILED)
+    log.info("pid %d joined run %s as incarnation %d", os.getpid(), welcome.run_id, options.incarnation)
+    endpoint = f"ipc://{RunDir(options.run_dir).control_socket}"
+    name = identity(role, options.device, options.incarnation)
+    messages = MessageThread(endpoint, name, HELLO.encode(hello), CHANNELS[role])
+    _obey_signals(messages)
+    watch(stream, lambda: _coordinator_ended(messages))
+    messages.start()
+    code = _serve(options, messages, lambda: make_service(Segments(stream, backend("host"))))
+    messages.stop()
+    log.info("leaving with exit code %d", code)
+    logging.shutdown()
+    os._exit(code)  # no interpreter teardown: mapped tensors and their threads end with the process
+
+
+def _serve(options: WorkerOptions, messages: MessageThread, make: Callable[[], Service]) -> int:
+    cause = 0
+    try:
+        service = make()
+        while True:
+            message = messages.inbox.get()
+            if isinstance(message, BaseException):
+                raise message
+            if isinstance(message, Leave):
+                log.info("told to leave: %s", message.reason)
+                return 0
+            cause = message.cause
+            service.handle(message, messages.send)
+            messages.progress += 1
+    except CoordinatorGone as error:
+        log.warning("%s", error)
+        return EXIT_COORDINATOR_GONE
+    except Exception as error:  # noqa: BLE001 - the process's outer loop: named to the coordinator, then the end
+        log.exception("instruction %d failed", cause)
+        messages.send(Failed(cause=cause, error=report(error)))
+        return EXIT_FAILED
+
+
+def _coordinator_ended(messages: MessageThread) -> None:
+    messages.inbox.put(CoordinatorGone("the coordinator ended", do="Start the run again."))
+    cut = threading.Timer(GRACE_AFTER_COORDINATOR_S, os._exit, (EXIT_COORDINATOR_GONE,))
+    cut.daemon = True
+    cut.start()
+
+
+def _obey_signals(messages: MessageThread) -> None:
+    """SIGTERM asks the coordinator to stop the run; it answers with Leave, or its end ends this process."""
+
+    def ask(signum: int, _frame: object) -> None:
+        messages.send(Leaving(reason=signal.Signals(signum).name))
+        cut = threading.Timer(GRACE_AFTER_COORDINATOR_S, os._exit, (0,))
+        cut.daemon = True
+        cut.start()
+
+    signal.signal(signal.SIGTERM, ask)

@@ -1,0 +1,73 @@
+"""The segments that this process has mapped.
+
+Owns the descriptors that the coordinator's holder sent, and keeps each open until its lease ends. Does not know what
+lies in a segment.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from rollplex.errors import SegmentError
+from rollplex.memory.fds import recv, send
+from rollplex.memory.segment import Backend, Mapping
+from rollplex.protocol.common import SegmentRef
+from rollplex.protocol.holder import FROM_HOLDER, TO_HOLDER, Descriptor, Fetch, NoSuchSegment
+
+FETCH_DEADLINE_S = 10.0
+MAX_ANSWER_BYTES = 65_536
+
+
+class Segments:
+    """Maps segments by reference, each once; `detach` when the lease ends. Used by one thread only."""
+
+    def __init__(self, stream: socket.socket, backend: Backend) -> None:
+        self._stream = stream
+        self._backend = backend
+        self._mapped: dict[int, tuple[int, Mapping]] = {}
+
+    def attach(self, ref: SegmentRef) -> Mapping:
+        """The mapping of `ref`, fetched from the holder on first use.
+
+        Raises:
+            SegmentError: the holder has no such segment, it is not what `ref` says, or it cannot be mapped.
+        """
+        if ref.segment in self._mapped:
+            return self._mapped[ref.segment][1]
+        fd = self._fetch(ref)
+        try:
+            mapping = self._backend.map(fd, ref.size_bytes)
+        except SegmentError:
+            os.close(fd)
+            raise
+        self._mapped[ref.segment] = (fd, mapping)
+        return mapping
+
+    def detach(self, segment: int) -> None:
+        """Unmap a segment and close its descriptor; nothing happens if it is not mapped."""
+        entry = self._mapped.pop(segment, None)
+        if entry is not None:
+            fd, mapping = entry
+            mapping.close()
+            os.close(fd)
+
+    @property
+    def attached(self) -> dict[int, int]:
+        """Segment number to mapped bytes."""
+        return {segment: mapping.size_bytes for segment, (_, mapping) in self._mapped.items()}
+
+    def _fetch(self, ref: SegmentRef) -> int:
+        send(self._stream, TO_HOLDER.encode(Fetch(segment=ref.segment)), (), FETCH_DEADLINE_S)
+        payload, fds = recv(self._stream, FETCH_DEADLINE_S, MAX_ANSWER_BYTES, 1)
+        answer = FROM_HOLDER.decode(payload)
+        match answer:
+            case Descriptor() if len(fds) == 1 and (answer.kind, answer.size_bytes) == (ref.kind, ref.size_bytes):
+                return fds[0]
+            case NoSuchSegment():
+                got = f"segment {ref.segment}, which the holder does not have"
+            case _:
+                got = f"{answer} with {len(fds)} descriptors"
+        for fd in fds:
+            os.close(fd)
+        raise SegmentError("cannot attach a segment", got=got, needed=f"{ref}", do="Its lease has ended or never began.")
