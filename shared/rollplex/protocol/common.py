@@ -15,6 +15,11 @@ Blob = Annotated[bytes, Meta(max_length=MAX_BLOB_BYTES)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Text = Annotated[str, Meta(max_length=65_536)]
 Name = Annotated[str, Meta(max_length=4_096)]
+Seconds = Annotated[float, Meta(ge=0.0, le=1e12)]
+"""A duration, or a moment of CLOCK_MONOTONIC (the same for all processes of a host). Never NaN."""
+Finite = Annotated[float, Meta(ge=-1e300, le=1e300)]
+"""Neither NaN nor infinite."""
+NonNegative = Annotated[float, Meta(ge=0.0, le=1e300)]
 
 
 class Role(StrEnum):
@@ -43,7 +48,7 @@ class Kind(StrEnum):
     OVERHEAD = "overhead"
 
 
-class Device(Struct, frozen=True, kw_only=True, order=True):
+class Device(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, order=True):
     """Where a process computes. The index of a host without GPU is 0."""
 
     node: Count = 0
@@ -53,7 +58,7 @@ class Device(Struct, frozen=True, kw_only=True, order=True):
         return f"{self.node}:{self.index}"
 
 
-class SegmentRef(Struct, frozen=True, kw_only=True):
+class SegmentRef(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Names a segment; the receiver fetches its descriptor from the coordinator's holder (`rollplex.memory`)."""
 
     segment: Count
@@ -61,7 +66,7 @@ class SegmentRef(Struct, frozen=True, kw_only=True):
     size_bytes: Count
 
 
-class LeaseRef(Struct, frozen=True, kw_only=True):
+class LeaseRef(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A grant of private memory: the receiver may hold so much for this purpose until the lease ends."""
 
     lease: Count
@@ -69,14 +74,17 @@ class LeaseRef(Struct, frozen=True, kw_only=True):
     size_bytes: Count
 
 
-class Held(Struct, frozen=True, kw_only=True):
+class Held(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a worker really holds under one lease, measured by the worker."""
 
     lease: Count
     size_bytes: Count
 
 
-class MediaSlot(Struct, frozen=True, kw_only=True):
+Holdings = Annotated[tuple[Held, ...], Meta(max_length=MAX_ITEMS)]
+
+
+class MediaSlot(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One image or video of a prompt inside the inputs segment.
 
     Pixel rows: float32 [frames * height * width, row_width], already in the order that the vision tower wants.
@@ -92,7 +100,7 @@ class MediaSlot(Struct, frozen=True, kw_only=True):
         return self.frames * self.height * self.width
 
 
-class PromptSlot(Struct, frozen=True, kw_only=True):
+class PromptSlot(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One prompt inside the inputs segment. Offsets are in bytes and 64-byte aligned.
 
     ids: int64 [tokens]. positions: int64 [3, tokens] (mrope: temporal, height, width). The response goes on at
@@ -114,7 +122,7 @@ class PromptSlot(Struct, frozen=True, kw_only=True):
         return sum(m.rows for m in self.media)
 
 
-class Responses(Struct, frozen=True, kw_only=True):
+class Responses(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The sampled responses of one group. tokens: int32 of all samples, one after the other."""
 
     group: Count
@@ -122,14 +130,14 @@ class Responses(Struct, frozen=True, kw_only=True):
     tokens: Blob
 
 
-class Logprobs(Struct, frozen=True, kw_only=True):
+class Logprobs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Log-probabilities of one group's response tokens. values: float64 of all samples, one after the other."""
 
     group: Count
     values: Blob
 
 
-class ModelSpec(Struct, frozen=True, kw_only=True):
+class ModelSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What every process that computes must agree on about the model."""
 
     path: Name
@@ -144,7 +152,7 @@ class ModelSpec(Struct, frozen=True, kw_only=True):
     deterministic: bool = True
 
 
-class ErrorReport(Struct, frozen=True, kw_only=True):
+class ErrorReport(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A `rollplex.errors.RollplexError` on the wire, with where in the run it happened."""
 
     kind: Name
@@ -160,67 +168,72 @@ class ErrorReport(Struct, frozen=True, kw_only=True):
 
 
 # worker -> coordinator, at once, from the worker's message thread: the instruction `cause` arrived.
-class Received(Struct, frozen=True, kw_only=True, tag=True):
+class Received(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     cause: Count
 
 
 # worker -> coordinator, every second, from the worker's message thread; `progress` moves only with the work.
-class Alive(Struct, frozen=True, kw_only=True, tag=True):
+class Alive(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     progress: Count
 
 
 # worker -> coordinator: instruction `cause` could not be carried out; the worker ends after this message.
-class Failed(Struct, frozen=True, kw_only=True, tag=True):
+class Failed(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     cause: Count
     error: ErrorReport
 
 
 # worker -> coordinator: the model is mapped and the worker is ready for units.
-class Loaded(Struct, frozen=True, kw_only=True, tag=True):
+class Loaded(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     cause: Count
     table_bytes: Count
     on_policy: bool = True
     """A rollout answers whether its tokens are sampled from the mapped weights; the gate refuses others."""
-    private: tuple[Held, ...] = ()
+    private: Holdings = ()
 
 
 # coordinator -> reader: finish what you run, read the weights no more until Committed or Reopened.
-class Drain(Struct, frozen=True, kw_only=True, tag=True):
+class Drain(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     cause: Count
     version: Count
 
 
 # reader -> coordinator: nothing of this process reads the weights.
-class Drained(Struct, frozen=True, kw_only=True, tag=True):
+class Drained(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     cause: Count
     version: Count
 
 
 # coordinator -> reader: the weights are at `version` now (unchanged if the update was skipped); drop what depends on
 # the old ones.
-class Committed(Struct, frozen=True, kw_only=True, tag=True):
+class Committed(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     cause: Count
     version: Count
 
 
 # reader -> coordinator: caches are dropped, the segment's header was read and shows `version`.
-class CachesDropped(Struct, frozen=True, kw_only=True, tag=True):
+class CachesDropped(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     cause: Count
     version: Count
 
 
 # coordinator -> worker: digest the actor weights as you see them through your own mapping.
-class DigestRequest(Struct, frozen=True, kw_only=True, tag=True):
+class DigestRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     cause: Count
 
 
 # worker -> coordinator
-class DigestReply(Struct, frozen=True, kw_only=True, tag=True):
+class DigestReply(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     cause: Count
     version: Count
     digest: Name
 
 
 # coordinator -> worker: end; no answer.
-class Leave(Struct, frozen=True, kw_only=True, tag=True):
+class Leave(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
+    reason: Name
+
+
+# worker -> coordinator: the worker was told to end from outside (SIGTERM, `docker compose down`); the run stops.
+class Leaving(Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
     reason: Name

@@ -12,6 +12,7 @@ from rollplex.protocol.common import (
     Count,
     Failed,
     Leave,
+    Leaving,
     Name,
     PromptSlot,
     Received,
@@ -20,7 +21,7 @@ from rollplex.protocol.common import (
 )
 
 
-class DataSource(Struct, frozen=True, kw_only=True):
+class DataSource(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One dataset as the input child and the reward child read it."""
 
     name: Name
@@ -36,17 +37,17 @@ class DataSource(Struct, frozen=True, kw_only=True):
 
 # coordinator -> input, once: open the datasets and check every row (JSON, fields, files, image headers, token counts).
 # Answer: DataChecked.
-class OpenData(Struct, frozen=True, kw_only=True, tag=True):
+class OpenData(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     cause: Count
     model_path: Name
     sources: Annotated[tuple[DataSource, ...], Meta(max_length=64)]
-    never_sample: tuple[Name, ...]
+    never_sample: Annotated[tuple[Name, ...], Meta(max_length=MAX_ITEMS)]
     """Tokens (text) that the configuration adds to the media and padding ids."""
-    stop_tokens: tuple[Name, ...]
+    stop_tokens: Annotated[tuple[Name, ...], Meta(max_length=MAX_ITEMS)]
     """Tokens (text); empty means the model's own end-of-sequence ids."""
 
 
-class SourceChecked(Struct, frozen=True, kw_only=True):
+class SourceChecked(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the check of one dataset found."""
 
     name: Name
@@ -65,9 +66,9 @@ class SourceChecked(Struct, frozen=True, kw_only=True):
 
 
 # input -> coordinator
-class DataChecked(Struct, frozen=True, kw_only=True, tag=True):
+class DataChecked(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     cause: Count
-    sources: tuple[SourceChecked, ...]
+    sources: Annotated[tuple[SourceChecked, ...], Meta(max_length=64)]
     never_sampled: Annotated[tuple[Count, ...], Meta(max_length=MAX_ITEMS)]
     stop_ids: Annotated[tuple[Count, ...], Meta(max_length=MAX_ITEMS)]
     row_width: Count
@@ -75,7 +76,7 @@ class DataChecked(Struct, frozen=True, kw_only=True, tag=True):
 
 
 # coordinator -> input: decode, patch, render and tokenize these rows in private memory. Answer: InputsSized.
-class PrepareInputs(Struct, frozen=True, kw_only=True, tag=True):
+class PrepareInputs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     cause: Count
     step: Count
     source: Name
@@ -83,7 +84,7 @@ class PrepareInputs(Struct, frozen=True, kw_only=True, tag=True):
 
 
 # input -> coordinator: the inputs segment must have this size.
-class InputsSized(Struct, frozen=True, kw_only=True, tag=True):
+class InputsSized(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     cause: Count
     step: Count
     size_bytes: Count
@@ -91,17 +92,17 @@ class InputsSized(Struct, frozen=True, kw_only=True, tag=True):
 
 
 # coordinator -> input: write what was prepared for `step` into this segment. Answer: InputsWritten.
-class WriteInputs(Struct, frozen=True, kw_only=True, tag=True):
+class WriteInputs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     cause: Count
     step: Count
     segment: SegmentRef
 
 
 # input -> coordinator
-class InputsWritten(Struct, frozen=True, kw_only=True, tag=True):
+class InputsWritten(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     cause: Count
     step: Count
 
 
 ToInput: TypeAlias = OpenData | PrepareInputs | WriteInputs | Leave
-FromInput: TypeAlias = Received | Alive | Failed | DataChecked | InputsSized | InputsWritten
+FromInput: TypeAlias = Received | Alive | Leaving | Failed | DataChecked | InputsSized | InputsWritten

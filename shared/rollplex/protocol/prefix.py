@@ -18,15 +18,17 @@ from rollplex.protocol.common import (
     Drain,
     Drained,
     Failed,
-    Held,
+    Holdings,
     LeaseRef,
     Leave,
+    Leaving,
     Loaded,
     Logprobs,
     ModelSpec,
     PromptSlot,
     Received,
     Responses,
+    Seconds,
     SegmentRef,
 )
 
@@ -39,7 +41,7 @@ class Which(StrEnum):
 
 
 # coordinator -> prefix, once. Answer: Loaded.
-class LoadPrefix(Struct, frozen=True, kw_only=True, tag=True):
+class LoadPrefix(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     cause: Count
     model: ModelSpec
     actor: SegmentRef
@@ -53,7 +55,7 @@ class LoadPrefix(Struct, frozen=True, kw_only=True, tag=True):
 # coordinator -> prefix: run the prompts' prefix once, together. The actor's keeps its graph and writes K, V and the
 # last hidden state into `kv`; the reference's stays private under `lease`. `copies` is 1, or the group size when
 # prefixes are replicated. Answer: PrefixReady.
-class PrefixForward(Struct, frozen=True, kw_only=True, tag=True):
+class PrefixForward(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     cause: Count
     step: Count
     version: Count
@@ -69,20 +71,20 @@ class PrefixForward(Struct, frozen=True, kw_only=True, tag=True):
 
 
 # prefix -> coordinator
-class PrefixReady(Struct, frozen=True, kw_only=True, tag=True):
+class PrefixReady(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     cause: Count
     step: Count
     unit: Count
     which: Which
-    start_s: float
-    end_s: float
+    start_s: Seconds
+    end_s: Seconds
     vision_prompts: Count
-    held: tuple[Held, ...]
+    held: Holdings
 
 
 # coordinator -> prefix: reference log-probabilities of these groups' responses, together, against the reference
 # K/V of prefix unit `unit`. Answer: SuffixScored.
-class ScoreSuffix(Struct, frozen=True, kw_only=True, tag=True):
+class ScoreSuffix(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     cause: Count
     step: Count
     unit: Count
@@ -94,19 +96,19 @@ class ScoreSuffix(Struct, frozen=True, kw_only=True, tag=True):
 
 
 # prefix -> coordinator
-class SuffixScored(Struct, frozen=True, kw_only=True, tag=True):
+class SuffixScored(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     cause: Count
     step: Count
     suffix_unit: Count
     logprobs: Annotated[tuple[Logprobs, ...], Meta(max_length=MAX_ITEMS)]
-    start_s: float
-    end_s: float
-    held: tuple[Held, ...]
+    start_s: Seconds
+    end_s: Seconds
+    held: Holdings
 
 
 # coordinator -> prefix: the trainer has left the gradients of K, V and the last hidden state in the unit's segment;
 # run the backward into this process's arena, then drop graph and segment. Answer: PrefixBackwardDone.
-class PrefixBackward(Struct, frozen=True, kw_only=True, tag=True):
+class PrefixBackward(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     cause: Count
     step: Count
     version: Count
@@ -114,12 +116,12 @@ class PrefixBackward(Struct, frozen=True, kw_only=True, tag=True):
 
 
 # prefix -> coordinator
-class PrefixBackwardDone(Struct, frozen=True, kw_only=True, tag=True):
+class PrefixBackwardDone(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     cause: Count
     step: Count
     unit: Count
-    start_s: float
-    end_s: float
+    start_s: Seconds
+    end_s: Seconds
 
 
 ToPrefix: TypeAlias = (
@@ -128,6 +130,7 @@ ToPrefix: TypeAlias = (
 FromPrefix: TypeAlias = (
     Received
     | Alive
+    | Leaving
     | Failed
     | Loaded
     | PrefixReady

@@ -13,42 +13,45 @@ from rollplex.protocol.common import (
     Blob,
     Count,
     Failed,
+    Finite,
     Leave,
+    Leaving,
     Name,
     Received,
     Responses,
+    Seconds,
     Text,
 )
 from rollplex.protocol.inputs import DataSource
 
 
-class RewardFunction(Struct, frozen=True, kw_only=True):
+class RewardFunction(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One of the user's functions, with TRL's batch signature."""
 
     spec: Name
     """package.module:function, or path/to/file.py:function."""
-    weight: float
+    weight: Finite
 
 
 # coordinator -> reward, once: import the functions, open the datasets. Answer: RewardsOpened.
-class OpenRewards(Struct, frozen=True, kw_only=True, tag=True):
+class OpenRewards(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     cause: Count
     model_path: Name
     sources: Annotated[tuple[DataSource, ...], Meta(max_length=64)]
     functions: Annotated[tuple[RewardFunction, ...], Meta(max_length=64)]
-    time_limit_s: float
+    time_limit_s: Seconds
     memory_limit_bytes: Count
     """RLIMIT_AS of the child; 0 is off."""
 
 
 # reward -> coordinator
-class RewardsOpened(Struct, frozen=True, kw_only=True, tag=True):
+class RewardsOpened(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     cause: Count
-    names: tuple[Name, ...]
+    names: Annotated[tuple[Name, ...], Meta(max_length=64)]
 
 
 # coordinator -> reward: score one group. Answer: GroupRewarded or RewardFailed.
-class RewardGroup(Struct, frozen=True, kw_only=True, tag=True):
+class RewardGroup(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     cause: Count
     step: Count
     source: Name
@@ -67,7 +70,7 @@ class RewardProblem(StrEnum):
 
 
 # reward -> coordinator
-class GroupRewarded(Struct, frozen=True, kw_only=True, tag=True):
+class GroupRewarded(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     cause: Count
     step: Count
     group: Count
@@ -77,12 +80,12 @@ class GroupRewarded(Struct, frozen=True, kw_only=True, tag=True):
     """Per function float64 [G], NaN where it abstained."""
     texts: Annotated[tuple[Text, ...], Meta(max_length=MAX_ITEMS)]
     """The decoded completions."""
-    start_s: float
-    end_s: float
+    start_s: Seconds
+    end_s: Seconds
 
 
 # reward -> coordinator: a function could not score this group. After timed_out the child ends itself.
-class RewardFailed(Struct, frozen=True, kw_only=True, tag=True):
+class RewardFailed(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     cause: Count
     step: Count
     group: Count
@@ -93,4 +96,4 @@ class RewardFailed(Struct, frozen=True, kw_only=True, tag=True):
 
 
 ToReward: TypeAlias = OpenRewards | RewardGroup | Leave
-FromReward: TypeAlias = Received | Alive | Failed | RewardsOpened | GroupRewarded | RewardFailed
+FromReward: TypeAlias = Received | Alive | Leaving | Failed | RewardsOpened | GroupRewarded | RewardFailed

@@ -17,9 +17,10 @@ from rollplex.protocol.common import (
     Drain,
     Drained,
     Failed,
-    Held,
+    Holdings,
     LeaseRef,
     Leave,
+    Leaving,
     Loaded,
     Logprobs,
     ModelSpec,
@@ -27,11 +28,12 @@ from rollplex.protocol.common import (
     PromptSlot,
     Received,
     Responses,
+    Seconds,
     SegmentRef,
 )
 
 
-class Sampling(Struct, frozen=True, kw_only=True):
+class Sampling(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How tokens are drawn. Draw = inverse CDF in fp64 in id order at a counter-based uniform number."""
 
     seed: Count
@@ -51,7 +53,7 @@ class Sampling(Struct, frozen=True, kw_only=True):
 
 
 # coordinator -> rollout, once: map the weights. Answer: Loaded.
-class LoadRollout(Struct, frozen=True, kw_only=True, tag=True):
+class LoadRollout(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     cause: Count
     model: ModelSpec
     actor: SegmentRef
@@ -59,7 +61,7 @@ class LoadRollout(Struct, frozen=True, kw_only=True, tag=True):
 
 # coordinator -> rollout: sample these prompts together, in this one decode batch, from exactly `version`.
 # Answers: GroupFinished for each group as soon as its last sample stops, then UnitGenerated.
-class GenerateUnit(Struct, frozen=True, kw_only=True, tag=True):
+class GenerateUnit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     cause: Count
     step: Count
     version: Count
@@ -71,7 +73,7 @@ class GenerateUnit(Struct, frozen=True, kw_only=True, tag=True):
 
 
 # rollout -> coordinator
-class GroupFinished(Struct, frozen=True, kw_only=True, tag=True):
+class GroupFinished(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     cause: Count
     step: Count
     version_start: Count
@@ -81,26 +83,26 @@ class GroupFinished(Struct, frozen=True, kw_only=True, tag=True):
     logprobs: Logprobs
     stopped: Annotated[tuple[bool, ...], Meta(max_length=MAX_ITEMS)]
     """Per sample: ended by a stop id (else by max_new_tokens)."""
-    end_s: float
+    end_s: Seconds
 
 
 # rollout -> coordinator: the unit's K/V is given back.
-class UnitGenerated(Struct, frozen=True, kw_only=True, tag=True):
+class UnitGenerated(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     cause: Count
     step: Count
     unit: Count
-    start_s: float
-    prefill_end_s: float
-    end_s: float
+    start_s: Seconds
+    prefill_end_s: Seconds
+    end_s: Seconds
     """CLOCK_MONOTONIC, seconds."""
     decode_steps: Count
     vision_prompts: Count
     """Prompts that went through the vision tower in this unit."""
-    held: tuple[Held, ...]
+    held: Holdings
     """Private memory at the unit's peak."""
 
 
 ToRollout: TypeAlias = LoadRollout | GenerateUnit | Drain | Committed | DigestRequest | Leave
 FromRollout: TypeAlias = (
-    Received | Alive | Failed | Loaded | GroupFinished | UnitGenerated | Drained | CachesDropped | DigestReply
+    Received | Alive | Leaving | Failed | Loaded | GroupFinished | UnitGenerated | Drained | CachesDropped | DigestReply
 )

@@ -15,16 +15,20 @@ from rollplex.protocol.common import (
     DigestReply,
     DigestRequest,
     Failed,
-    Held,
+    Finite,
+    Holdings,
     LeaseRef,
     Leave,
+    Leaving,
     Loaded,
     Logprobs,
     ModelSpec,
     Name,
+    NonNegative,
     PromptSlot,
     Received,
     Responses,
+    Seconds,
     SegmentRef,
 )
 
@@ -47,43 +51,43 @@ class Scale(StrEnum):
     NONE = "none"
 
 
-class Algorithm(Struct, frozen=True, kw_only=True):
+class Algorithm(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Advantages and loss."""
 
     loss: Loss
     scale_rewards: Scale
-    clip_low: Annotated[float, Meta(ge=0.0)]
-    clip_high: Annotated[float, Meta(ge=0.0)]
+    clip_low: NonNegative
+    clip_high: NonNegative
     kl: Name
     """k1, k2 or k3."""
-    beta: Annotated[float, Meta(ge=0.0)]
-    entropy_bonus: float
+    beta: NonNegative
+    entropy_bonus: Finite
     temperature: Annotated[float, Meta(gt=0.0, le=100.0)]
     max_new_tokens: Count
 
 
-class Optimizer(Struct, frozen=True, kw_only=True):
+class Optimizer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Optimizer and learning-rate schedule."""
 
     name: Name
     """adamw or sgd."""
-    lr: float
-    betas: tuple[float, float]
-    eps: float
-    momentum: float
-    weight_decay: float
-    max_grad_norm: float
+    lr: NonNegative
+    betas: tuple[NonNegative, NonNegative]
+    eps: NonNegative
+    momentum: NonNegative
+    weight_decay: NonNegative
+    max_grad_norm: NonNegative
     """0 is off."""
     schedule: Name
     """constant, linear or cosine."""
     warmup_steps: Count
     total_steps: Count
-    final_lr_ratio: float
+    final_lr_ratio: NonNegative
 
 
 # coordinator -> trainer, once: fill the weights from the model folder (also the reference's), zero gradients and
 # optimizer state, publish version 0. Answer: Loaded.
-class LoadTrainer(Struct, frozen=True, kw_only=True, tag=True):
+class LoadTrainer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     cause: Count
     model: ModelSpec
     actor: SegmentRef
@@ -100,7 +104,7 @@ class LoadTrainer(Struct, frozen=True, kw_only=True, tag=True):
 # coordinator -> trainer: forward and backward of these groups' suffixes, together, against the prefix K/V in `kv`;
 # leaves the gradients of K, V and the last hidden state there, adds the rest to its own arena.
 # Answer: SuffixTrained. Suffix units come in the order of their ids.
-class TrainSuffix(Struct, frozen=True, kw_only=True, tag=True):
+class TrainSuffix(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     cause: Count
     step: Count
     version: Count
@@ -126,64 +130,64 @@ class TrainSuffix(Struct, frozen=True, kw_only=True, tag=True):
 
 
 # trainer -> coordinator
-class SuffixTrained(Struct, frozen=True, kw_only=True, tag=True):
+class SuffixTrained(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     cause: Count
     step: Count
     suffix_unit: Count
-    start_s: float
-    end_s: float
-    held: tuple[Held, ...]
+    start_s: Seconds
+    end_s: Seconds
+    held: Holdings
 
 
 # coordinator -> trainer: every suffix and every prefix backward of the step is done. Sum the arenas in fixed order,
 # apply the loss normaliser, clip, look for non-finite values. Weights stay as they are. Answer: UpdateVote.
-class PrepareUpdate(Struct, frozen=True, kw_only=True, tag=True):
+class PrepareUpdate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     cause: Count
     step: Count
     version: Count
 
 
 # trainer -> coordinator
-class UpdateVote(Struct, frozen=True, kw_only=True, tag=True):
+class UpdateVote(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     cause: Count
     step: Count
     finite: bool
-    metrics: dict[Name, float]
+    metrics: Annotated[dict[Name, float], Meta(max_length=4096)]
     """TRL's names where TRL has the quantity. Sums over the step, in the order of suffix units."""
 
 
 # coordinator -> trainer, after the journal has BEGIN on disk and every reader is drained: step in place, digest,
 # publish version + 1 as the last store. Answer: UpdateApplied.
-class ApplyUpdate(Struct, frozen=True, kw_only=True, tag=True):
+class ApplyUpdate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     cause: Count
     step: Count
     version: Count
 
 
 # trainer -> coordinator
-class UpdateApplied(Struct, frozen=True, kw_only=True, tag=True):
+class UpdateApplied(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     cause: Count
     step: Count
     version: Count
     digest: Name
-    start_s: float
-    end_s: float
+    start_s: Seconds
+    end_s: Seconds
 
 
 # coordinator -> trainer: the vote failed; drop the step's gradients, the version stays. Answer: UpdateSkipped.
-class SkipUpdate(Struct, frozen=True, kw_only=True, tag=True):
+class SkipUpdate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     cause: Count
     step: Count
 
 
 # trainer -> coordinator
-class UpdateSkipped(Struct, frozen=True, kw_only=True, tag=True):
+class UpdateSkipped(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     cause: Count
     step: Count
 
 
 # coordinator -> trainer: write a folder that from_pretrained opens, plus the optimizer state. Answer: CheckpointSaved.
-class SaveCheckpoint(Struct, frozen=True, kw_only=True, tag=True):
+class SaveCheckpoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     cause: Count
     step: Count
     version: Count
@@ -194,7 +198,7 @@ class SaveCheckpoint(Struct, frozen=True, kw_only=True, tag=True):
 
 
 # trainer -> coordinator
-class CheckpointSaved(Struct, frozen=True, kw_only=True, tag=True):
+class CheckpointSaved(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     cause: Count
     step: Count
     version: Count
@@ -208,6 +212,7 @@ ToTrainer: TypeAlias = (
 FromTrainer: TypeAlias = (
     Received
     | Alive
+    | Leaving
     | Failed
     | Loaded
     | SuffixTrained
