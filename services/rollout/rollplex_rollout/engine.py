@@ -1,0 +1,169 @@
+"""What a rollout engine is: the contract between the rollout service and whatever samples tokens.
+
+Owns the values that cross that border and the rules below. Knows no engine, no tensor library, no message socket and no
+weights header: the service reads the header before it calls `generate` and whenever a group is announced.
+
+Rules of the contract:
+
+* A unit is one batch. What is computed together is a pure function of the unit (and of the tokens that came out of it),
+  never of time, free memory or other units.
+* A group is announced through the callback at the decode step at which its last sample stops, before the next step
+  starts, and exactly once. Groups that stop in the same step are announced in the order of the unit's prompts.
+* A response ends with its stop id if it met one; the stop id is its last token and has a log-probability.
+* Ids of `never_sampled` are never drawn.
+* A log-probability is log-softmax(logits / temperature) over all ids but `never_sampled`, before top-k and top-p; at
+  temperature 0 (greedy) that of temperature 1.
+* An exception of the callback ends the unit and comes out of `generate` unchanged.
+* After `generate` returns or raises, the unit's K/V is given back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from rollplex.memory.segment import Mapping
+
+from rollplex.errors import EngineError
+from rollplex.protocol.common import PromptSlot
+from rollplex.protocol.rollout import Sampling
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unit:
+    """Prompts that are sampled together."""
+
+    step: int
+    prompts: tuple[PromptSlot, ...]
+    sampling: Sampling
+    inputs: Mapping
+    """The segment that the slots point into."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of the decode batch, prompt by prompt: row = prompt index × group size + sample."""
+        return len(self.prompts) * self.sampling.group_size
+
+    def limits(self) -> NDArray[np.int64]:
+        """Greatest length of each row's response, int64 [rows]; with forced lengths the exact one.
+
+        Raises:
+            EngineError: a forced length is 0 or exceeds `max_new_tokens`.
+        """
+        sampling = self.sampling
+        forced = np.asarray(sampling.forced_lengths, dtype=np.int64)
+        if not forced.size:
+            return np.full(self.rows, sampling.max_new_tokens, dtype=np.int64)
+        if forced.min() < 1 or forced.max() > sampling.max_new_tokens:
+            raise EngineError(
+                "A forced response length cannot be reached",
+                got=f"{forced.min()} .. {forced.max()}",
+                needed=f"1 .. max_new_tokens = {sampling.max_new_tokens}",
+            )
+        groups = np.asarray([slot.group for slot in self.prompts], dtype=np.int64)
+        index = groups[:, None] * sampling.group_size + np.arange(sampling.group_size)
+        return forced[index.reshape(-1) % forced.size]
+
+    def check(self) -> None:
+        """Refuse a unit that no engine can sample.
+
+        Raises:
+            EngineError: no prompts, a repeated group, a group size or token limit of 0, an impossible forced length.
+        """
+        groups = [slot.group for slot in self.prompts]
+        for wrong, what in (
+            (not groups, "A unit has no prompts"),
+            (len(set(groups)) != len(groups), "A unit names a group twice"),
+            (self.sampling.group_size < 1, "A unit asks for groups without samples"),
+            (self.sampling.max_new_tokens < 1, "A unit asks for responses without tokens"),
+        ):
+            if wrong:
+                raise EngineError(what, got=f"groups {groups}", where=f"step {self.step}")
+        self.limits()
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinishedGroup:
+    """The responses of one prompt."""
+
+    group: int
+    lengths: tuple[int, ...]
+    tokens: NDArray[np.int32]
+    """[sum of lengths], one sample after the other."""
+    logprobs: NDArray[np.float64]
+    """[sum of lengths], as `tokens`."""
+    stopped: tuple[bool, ...]
+    """Per sample: its last token is a stop id."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnitReport:
+    """What a finished unit cost. Times are CLOCK_MONOTONIC seconds."""
+
+    start_s: float
+    prefill_end_s: float
+    end_s: float
+    decode_steps: int
+    """Forward passes of the decode batch; the first token of a response comes from the prefill."""
+    vision_prompts: int
+    """Prompts that went through the vision tower, counted at the tower."""
+    kv_bytes: int
+    """K/V really held at the unit's peak."""
+
+
+Announce: TypeAlias = Callable[[FinishedGroup], None]
+
+
+class Engine(Protocol):
+    """Samples responses from the weights that it was made over."""
+
+    @property
+    def on_policy(self) -> bool:
+        """Whether tokens are sampled from the mapped weights themselves, whose version the header shows."""
+        ...
+
+    def kv_bytes(self, unit: Unit) -> int:
+        """K/V that `generate` will hold for this unit, predicted from shapes."""
+        ...
+
+    def generate(self, unit: Unit, announce: Announce) -> UnitReport:
+        """Sample the unit by the rules of this module.
+
+        Raises:
+            EngineError: the unit cannot be sampled, or the model's logits are not finite.
+        """
+        ...
+
+    def drop_caches(self) -> None:
+        """Forget whatever depends on the weights: they have changed."""
+        ...
+
+    def close(self) -> None:
+        """Give back the model and every view of the weights; the engine is not used afterwards."""
+        ...
+
+
+def pack_group(
+    group: int,
+    lengths: Sequence[int],
+    tokens: NDArray[np.int64],
+    logprobs: NDArray[np.float64],
+    stopped: Sequence[bool],
+) -> FinishedGroup:
+    """Make a FinishedGroup of the right-padded rows of its samples.
+
+    Args:
+        lengths: [samples].
+        tokens, logprobs: [samples, at least the greatest length].
+    """
+    kept = np.arange(tokens.shape[1]) < np.asarray(lengths)[:, None]
+    return FinishedGroup(
+        group=group,
+        lengths=tuple(int(length) for length in lengths),
+        tokens=tokens[kept].astype(np.int32),
+        logprobs=logprobs[kept].astype(np.float64),
+        stopped=tuple(bool(flag) for flag in stopped),
+    )

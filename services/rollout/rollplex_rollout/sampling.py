@@ -1,0 +1,123 @@
+"""From a row of logits and a uniform number to a token.
+
+Owns the sampling rule. Knows no random numbers (`philox`), no model and no batch; the reported log-probability is
+defined elsewhere (`rollplex.model.logprob`) and does not depend on top-k or top-p.
+
+The rule, per row, in fp64:
+
+1. weight of id i = exp((logit_i - max) / temperature); 0 if i is never sampled.
+2. top-k, then top-p on what top-k left. Ids are ordered by falling weight and, where weights are equal, by rising id.
+   top-k keeps the first k. top-p keeps the shortest beginning of that order whose weights reach `top_p` of the sum.
+   At least one id stays. (The order of the two is that of transformers and vLLM.)
+3. token = the first id, in id order, at which the running sum of the kept weights exceeds u × their sum, u in [0, 1).
+   The sum is the running sum's own last value, so the token always exists and always has a weight above 0.
+
+Temperature 0 is greedy: the greatest logit, of equal ones the lowest id; u, top-k and top-p play no part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rollplex.errors import EngineError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """How tokens are drawn; `excluded` is bool [vocab], true where an id is never sampled."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    """0 is off."""
+    excluded: Tensor
+
+
+def exclusion(never_sampled: Sequence[int], vocab: int) -> Tensor:
+    """Bool [vocab], true at the ids that are never sampled.
+
+    Raises:
+        EngineError: an id lies outside the vocabulary, or none is left to sample.
+    """
+    mask = torch.zeros(vocab, dtype=torch.bool)
+    if not never_sampled:
+        return mask
+    if max(never_sampled) >= vocab or min(never_sampled) < 0:
+        raise EngineError(
+            "An id that is never sampled lies outside the vocabulary",
+            got=f"{min(never_sampled)} .. {max(never_sampled)}",
+            needed=f"0 .. {vocab - 1}",
+        )
+    mask[torch.tensor(sorted(set(never_sampled)))] = True
+    if bool(mask.all()):
+        raise EngineError("No id is left to sample", got=f"{vocab} of {vocab} ids never sampled")
+    return mask
+
+
+def draw(logits: Tensor, uniforms: Tensor, rule: Rule) -> Tensor:
+    """Draw one token per row.
+
+    Args:
+        logits: [rows, vocab], any floating dtype.
+        uniforms: float64 [rows] in [0, 1).
+
+    Returns:
+        int64 [rows].
+
+    Raises:
+        EngineError: a row has a NaN or +inf, or no id with a finite logit.
+    """
+    masked = logits.double().masked_fill(rule.excluded, -torch.inf)
+    greatest, greedy = masked.max(dim=-1, keepdim=True)
+    if not bool(greatest.isfinite().all()):  # a NaN or +inf anywhere in the row is its maximum
+        bad = (~greatest.isfinite()).nonzero()[:8, 0].tolist()
+        raise EngineError(
+            "The model's logits are not finite",
+            got=f"rows {bad} (at most 8 are named)",
+            needed="numbers",
+            do="Look for a diverged update: gradient norm and loss of the last steps",
+        )
+    if rule.temperature == 0.0:
+        return greedy.squeeze(-1)
+    weights = ((masked - greatest) / rule.temperature).exp()
+    return inverse_cdf(keep_top(weights, top_k=rule.top_k, top_p=rule.top_p), uniforms)
+
+
+def keep_top(weights: Tensor, *, top_k: int, top_p: float) -> Tensor:
+    """Set the weights to 0 that top-k and then top-p leave out (rule 2 above).
+
+    Args:
+        weights: float64 [rows, vocab], not negative, not normalised.
+        top_k: 0 is off.
+        top_p: in (0, 1]; 1 is off.
+    """
+    vocab = weights.shape[-1]
+    top_k = min(top_k, vocab) if top_k else vocab
+    if top_k == vocab and top_p >= 1.0:
+        return weights
+    ordered, ids = weights.sort(dim=-1, descending=True, stable=True)
+    ordered, ids = ordered[:, :top_k], ids[:, :top_k]
+    running = ordered.cumsum(dim=-1)
+    kept = torch.ones_like(ids, dtype=torch.bool)
+    if top_p < 1.0:
+        kept[:, 1:] = running[:, :-1] < top_p * running[:, -1:]
+    return torch.zeros_like(weights).scatter_(-1, ids, ordered * kept)
+
+
+def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
+    """The first id whose running sum exceeds u × the sum (rule 3 above).
+
+    Args:
+        weights: float64 [rows, vocab], not negative, at least one above 0 in each row.
+        uniforms: float64 [rows] in [0, 1).
+
+    Returns:
+        int64 [rows].
+    """
+    running = weights.cumsum(dim=-1)
+    target = uniforms[:, None] * running[:, -1:]
+    return torch.searchsorted(running, target, right=True).squeeze(-1)
