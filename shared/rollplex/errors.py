@@ -12,6 +12,7 @@
     ├── EngineError          the rollout engine broke its contract
     ├── UpdateError          gradients or weights that may not be committed
     ├── CheckpointError      a checkpoint that cannot be written or read
+    ├── JournalError         the journal cannot be opened, written or read
     ├── WaitError            a wait that reached its deadline; says for what, from whom, since when
     ├── ServiceDied          a service process ended while it was needed
     └── StateError           an event that a state machine does not allow; carries the recent story
@@ -102,6 +103,10 @@ class UpdateError(RollplexError):
 
 class CheckpointError(RollplexError):
     """A checkpoint that cannot be written or read."""
+
+
+class JournalError(RollplexError):
+    """The journal cannot be opened, written or read."""
 
 
 class WaitError(RollplexError):

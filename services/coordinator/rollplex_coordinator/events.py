@@ -1,0 +1,360 @@
+"""What the journal keeps: every event of a run as a typed, tagged struct, and its JSON form.
+
+Owns the vocabulary that journal, event stream, metrics and history share. Knows nothing of SQLite, HTTP or of who
+appends. Times called *_s are CLOCK_MONOTONIC seconds of the process that measured them, unless the name says wall.
+A float that is not finite is kept as None: JSON has no NaN. The source of a log-probability, loss or reward value is
+the service that reported it; nothing is computed here.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
+from msgspec import Meta, Struct
+
+from rollplex.errors import JournalError
+from rollplex.protocol.common import MAX_ITEMS, Count, Device, ErrorReport, Kind, Name, Role
+from rollplex_coordinator.phases import Phase
+
+
+class UnitKind(StrEnum):
+    """What one unit of work computed."""
+
+    GENERATE = "generate"
+    REFERENCE_PREFIX = "reference_prefix"
+    ACTOR_PREFIX = "actor_prefix"
+    SCORE = "score"
+    SUFFIX = "suffix"
+    PREFIX_BACKWARD = "prefix_backward"
+
+
+class StopWhen(StrEnum):
+    """When a requested stop takes effect."""
+
+    AFTER_ITERATION = "after_iteration"
+    NOW = "now"
+
+
+Metrics: TypeAlias = dict[Name, float | None]
+"""Name to value, TRL's names where TRL has the quantity; None is a value that was not finite."""
+Groups: TypeAlias = Annotated[tuple[Count, ...], Meta(max_length=MAX_ITEMS)]
+"""Indices of groups within the step."""
+
+
+# --- the run ------------------------------------------------------------------------------------------------------
+
+
+# The coordinator has opened the journal. `boot_id` says between which events CLOCK_MONOTONIC may be compared.
+class RunStarted(Struct, frozen=True, kw_only=True, tag=True):
+    run: Name
+    pid: Count
+    host: Name
+    boot_id: Name
+    seed: Count
+    schedule: Name
+    share_prefix: bool
+    config_digest: Name
+    resumed: bool = False
+
+
+# The last event of an orderly end.
+class RunEnded(Struct, frozen=True, kw_only=True, tag=True):
+    run: Name
+    exit_code: Count
+    reason: Name
+
+
+# Somebody asked the run to stop: "http", "SIGINT", "SIGTERM".
+class StopRequested(Struct, frozen=True, kw_only=True, tag=True):
+    when: StopWhen
+    exit: bool
+    source: Name
+
+
+# A Rollplex error that ended a unit, a step or the run.
+class ErrorRaised(Struct, frozen=True, kw_only=True, tag=True):
+    error: ErrorReport
+    phase: Phase
+    step: Count | None = None
+    service: Name = ""
+    group: Count | None = None
+    log_path: Name = ""
+
+
+# This journal replaces one that could not be read, which lies at `moved_to`. Always the first event, id 1.
+class JournalReplaced(Struct, frozen=True, kw_only=True, tag=True):
+    moved_to: Name
+    why: Name
+
+
+# --- services -----------------------------------------------------------------------------------------------------
+
+
+# A process was started, or joined from outside (`pid` as it told).
+class ServiceStarted(Struct, frozen=True, kw_only=True, tag=True):
+    service: Name
+    role: Role
+    device: Device
+    incarnation: Count
+    pid: Count
+    log_path: Name = ""
+
+
+# The process has answered Loaded.
+class ServiceReady(Struct, frozen=True, kw_only=True, tag=True):
+    service: Name
+    role: Role
+    incarnation: Count
+
+
+# The process is gone though nobody told it to leave. `how`: "exit code 1", "killed by SIGKILL".
+class ServiceDied(Struct, frozen=True, kw_only=True, tag=True):
+    service: Name
+    role: Role
+    incarnation: Count
+    pid: Count
+    how: Name
+    phase: Phase
+    step: Count | None = None
+    log_path: Name = ""
+
+
+# --- one iteration ------------------------------------------------------------------------------------------------
+
+
+# From `start_s` on the run is in `phase`, until the next event of this type.
+class PhaseEntered(Struct, frozen=True, kw_only=True, tag=True):
+    phase: Phase
+    start_s: float
+    step: Count | None = None
+
+
+# Rows of the dataset in the order of their groups; every token of the step is sampled from `version`.
+class IterationStarted(Struct, frozen=True, kw_only=True, tag=True):
+    step: Count
+    version: Count
+    rows: Annotated[tuple[Count, ...], Meta(max_length=MAX_ITEMS)]
+
+
+# A service finished one unit of work, between start_s and end_s of its own clock reading.
+class UnitDone(Struct, frozen=True, kw_only=True, tag=True):
+    step: Count
+    kind: UnitKind
+    unit: Count
+    service: Name
+    start_s: float
+    end_s: float
+    groups: Groups = ()
+    vision_prompts: Count = 0
+    """Prompts that went through the vision tower in this unit."""
+
+
+# The last sample of a group stopped. lengths: tokens of each response.
+class GroupFinished(Struct, frozen=True, kw_only=True, tag=True):
+    step: Count
+    group: Count
+    row: Count
+    lengths: Annotated[tuple[Count, ...], Meta(max_length=MAX_ITEMS)]
+    end_s: float
+
+
+# The reward child scored a group. mean, std: over the group's samples that have a reward.
+class GroupRewarded(Struct, frozen=True, kw_only=True, tag=True):
+    step: Count
+    group: Count
+    row: Count
+    mean: float | None
+    std: float | None
+    start_s: float
+    end_s: float
+
+
+# By policy a group has weight 0 in this step: it has no reward.
+class GroupSkipped(Struct, frozen=True, kw_only=True, tag=True):
+    step: Count
+    group: Count
+    row: Count
+    function: Name
+    problem: Name
+    detail: Name = ""
+
+
+# The step is over; `version` is that of the weights now.
+class IterationDone(Struct, frozen=True, kw_only=True, tag=True):
+    step: Count
+    version: Count
+    metrics: Metrics
+
+
+# Greedy responses to an evaluation's rows, sampled from `version`; weights unchanged.
+class EvalDone(Struct, frozen=True, kw_only=True, tag=True):
+    step: Count
+    version: Count
+    name: Name
+    metrics: Metrics
+
+
+# --- memory -------------------------------------------------------------------------------------------------------
+
+
+# The ledger granted memory. segment: None for private memory.
+class LeaseGranted(Struct, frozen=True, kw_only=True, tag=True):
+    lease: Count
+    kind: Kind
+    owner: Name
+    device: Device
+    size_bytes: Count
+    last_consumer: Name = ""
+    segment: Count | None = None
+    step: Count | None = None
+
+
+# A request that does not fit now waits in the ledger's queue.
+class LeaseWaiting(Struct, frozen=True, kw_only=True, tag=True):
+    kind: Kind
+    owner: Name
+    device: Device
+    size_bytes: Count
+    free_bytes: Count
+    step: Count | None = None
+
+
+# The last consumer is done. held_bytes: what the owner measured at its peak, None where it did not measure.
+class LeaseReleased(Struct, frozen=True, kw_only=True, tag=True):
+    lease: Count
+    kind: Kind
+    owner: Name
+    device: Device
+    size_bytes: Count
+    held_bytes: Count | None = None
+    step: Count | None = None
+
+
+# --- the gate -----------------------------------------------------------------------------------------------------
+
+
+# BEGIN: on disk before any weight changes. Without UpdateCommitted after it the weights are poisoned.
+class UpdateBegin(Struct, frozen=True, kw_only=True, tag=True):
+    step: Count
+    version: Count
+    """The version that the update starts from."""
+
+
+# COMMIT: the weights are at `version` (one more than UpdateBegin's) and have this digest.
+class UpdateCommitted(Struct, frozen=True, kw_only=True, tag=True):
+    step: Count
+    version: Count
+    digest: Name
+    start_s: float
+    end_s: float
+
+
+# The vote failed before BEGIN; the version stays.
+class UpdateSkipped(Struct, frozen=True, kw_only=True, tag=True):
+    step: Count
+    version: Count
+    reason: Name
+
+
+# The folder is in place under its final name.
+class CheckpointSaved(Struct, frozen=True, kw_only=True, tag=True):
+    step: Count
+    version: Count
+    folder: Name
+    size_bytes: Count
+
+
+Durable: TypeAlias = UpdateBegin | UpdateCommitted | CheckpointSaved
+"""Events that must be on disk before the run goes on."""
+
+Event: TypeAlias = (
+    RunStarted
+    | RunEnded
+    | StopRequested
+    | ErrorRaised
+    | JournalReplaced
+    | ServiceStarted
+    | ServiceReady
+    | ServiceDied
+    | PhaseEntered
+    | IterationStarted
+    | UnitDone
+    | GroupFinished
+    | GroupRewarded
+    | GroupSkipped
+    | IterationDone
+    | EvalDone
+    | LeaseGranted
+    | LeaseWaiting
+    | LeaseReleased
+    | UpdateBegin
+    | UpdateCommitted
+    | UpdateSkipped
+    | CheckpointSaved
+)
+
+
+class Record(Struct, frozen=True, kw_only=True):
+    """An event as the journal holds it. The id is its place in the journal, without gaps."""
+
+    id: int
+    wall_s: float
+    monotonic_s: float
+    step: int | None
+    event: Event
+
+
+_ENCODER = msgspec.json.Encoder()
+_DECODER = msgspec.json.Decoder(Event)
+
+
+def type_of(event: Event) -> str:
+    """The tag under which the event is journalled: the name of its class."""
+    return type(event).__name__
+
+
+def step_of(event: Event) -> int | None:
+    """The step that the event belongs to, or None."""
+    step: int | None = getattr(event, "step", None)
+    return step
+
+
+def encode(event: Event) -> str:
+    """The event as one line of JSON, {"type": ..., ...}.
+
+    Characters that UTF-8 cannot carry (from file names that are not UTF-8) are written as backslash escapes: an event
+    about an error must not fail for the error's own text.
+    """
+    try:
+        return _ENCODER.encode(event).decode()
+    except UnicodeEncodeError:
+        return _ENCODER.encode(_cleaned(msgspec.to_builtins(event))).decode()
+
+
+def decode(payload: str | bytes) -> Event:
+    """The event that `encode` wrote.
+
+    Raises:
+        JournalError: not an event of this version's vocabulary.
+    """
+    try:
+        return _DECODER.decode(payload)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise JournalError(
+            "an event in the journal cannot be read",
+            got=str(payload[:200]),
+            needed=f"an event of this version ({error})",
+            do="Read this journal with the version of Rollplex that wrote it.",
+        ) from error
+
+
+def _cleaned(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_cleaned(key): _cleaned(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_cleaned(item) for item in value]
+    return value
