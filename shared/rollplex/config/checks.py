@@ -1,0 +1,165 @@
+"""The rules that concern several keys. Each raises a ConfigError whose `where` is the key path to change."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from rollplex.errors import ConfigError
+from rollplex.protocol.trainer import Scale
+
+if TYPE_CHECKING:
+    from rollplex.config.config import Config
+
+TRAIN = "train"
+"""The name of the training data among the data sources; evaluations may not take it."""
+
+
+def check(config: Config) -> None:
+    """Check what single fields cannot.
+
+    Raises:
+        ConfigError: the first broken rule.
+    """
+    _check_schedule(config)
+    _check_tokens(config)
+    _check_rewards(config)
+    _check_optimizer(config)
+    _check_batching(config)
+    _check_memory(config)
+    _check_http(config)
+    _check_eval(config)
+
+
+def _check_schedule(config: Config) -> None:
+    if config.run.schedule == "stream" and config.algorithm.scale_rewards is Scale.BATCH:
+        raise ConfigError(
+            "With the stream schedule a group is trained before the rewards of the others are known",
+            got="scale_rewards: batch with schedule: stream",
+            needed="an advantage that depends on its own group only",
+            do="Set algorithm.scale_rewards to group or none, or run.schedule to serial or overlap.",
+            where="algorithm.scale_rewards",
+        )
+
+
+def _check_tokens(config: Config) -> None:
+    rollout = config.rollout
+    for key, tokens in (("stop_tokens", rollout.stop_tokens), ("never_sample", rollout.never_sample)):
+        if twice := _repeated(tokens):
+            raise ConfigError("A token is listed twice", got=repr(twice), do="Take one out.", where=f"rollout.{key}")
+    if both := sorted(set(rollout.stop_tokens) & set(rollout.never_sample)):
+        raise ConfigError(
+            "A stop token that is never sampled cannot stop a response",
+            got=f"{both[0]!r} in both lists",
+            do="Take it out of rollout.never_sample or out of rollout.stop_tokens.",
+            where="rollout.never_sample",
+        )
+    if rollout.forced_lengths and max(rollout.forced_lengths) > rollout.max_new_tokens:
+        raise ConfigError(
+            "A forced length is greater than the longest response",
+            got=str(max(rollout.forced_lengths)),
+            needed=f"at most rollout.max_new_tokens = {rollout.max_new_tokens}",
+            do="Lower it, or raise rollout.max_new_tokens.",
+            where="rollout.forced_lengths",
+        )
+
+
+def _check_rewards(config: Config) -> None:
+    functions = config.rewards.functions
+    if twice := _repeated(function.name for function in functions):
+        raise ConfigError(
+            "Two reward functions have one name, under which both would be reported",
+            got=repr(twice),
+            do="Rename one of the functions.",
+            where="rewards.functions",
+        )
+    if all(function.weight == 0.0 for function in functions):
+        raise ConfigError(
+            "No reward function has a weight, so there is nothing to learn from",
+            got="weight: 0 for all",
+            do="Give one of them a weight other than 0.",
+            where="rewards.functions",
+        )
+
+
+def _check_optimizer(config: Config) -> None:
+    optimizer = config.optimizer
+    if optimizer.name == "adamw" and optimizer.momentum:
+        raise ConfigError(
+            "AdamW does not use momentum",
+            got=str(optimizer.momentum),
+            do="Take it out and set optimizer.betas, or set optimizer.name to sgd.",
+            where="optimizer.momentum",
+        )
+    if optimizer.warmup_steps > config.run.iterations:
+        raise ConfigError(
+            "Warm-up is longer than the run",
+            got=str(optimizer.warmup_steps),
+            needed=f"at most run.iterations = {config.run.iterations}",
+            do="Lower it, or raise run.iterations.",
+            where="optimizer.warmup_steps",
+        )
+
+
+def _check_batching(config: Config) -> None:
+    batching, prompts = config.batching, config.data.prompts_per_iteration
+    for key, size in (
+        ("decode_prompts", batching.decode_prompts),
+        ("prefix_prompts", batching.prefix_prompts),
+        ("suffix_prompts", batching.suffix_prompts),
+    ):
+        if size > prompts:
+            raise ConfigError(
+                "A batch is larger than the iteration",
+                got=str(size),
+                needed=f"at most data.prompts_per_iteration = {prompts}",
+                do="Lower it, or set 0 for all prompts.",
+                where=f"batching.{key}",
+            )
+    if config.prefix_prompts % config.suffix_prompts:
+        raise ConfigError(
+            "A suffix batch would reach over the end of its prefix batch",
+            got=f"{config.suffix_prompts}",
+            needed=f"a divisor of the prefix batch, {config.prefix_prompts} prompts",
+            do="Change batching.suffix_prompts, or batching.prefix_prompts.",
+            where="batching.suffix_prompts",
+        )
+
+
+def _check_memory(config: Config) -> None:
+    memory = config.memory
+    if memory.budget is not None and memory.overhead >= memory.budget:
+        raise ConfigError(
+            "The overhead leaves nothing of the memory budget",
+            got=f"{memory.budget:,} bytes of budget, {memory.overhead:,} bytes of overhead",
+            do="Raise memory.budget, or lower memory.overhead.",
+            where="memory.budget",
+        )
+
+
+def _check_http(config: Config) -> None:
+    if not config.http.is_loopback and not config.http.allow_remote:
+        raise ConfigError(
+            "The control API would be reachable from other machines",
+            got=repr(config.http.host),
+            needed="a loopback address such as 127.0.0.1",
+            do="Change it, or set http.allow_remote to true if that is what you want.",
+            where="http.host",
+        )
+
+
+def _check_eval(config: Config) -> None:
+    names = [evaluation.name for evaluation in config.eval]
+    if twice := _repeated([TRAIN, *names]):
+        raise ConfigError(
+            f"{twice!r} is the name of the training data" if twice == TRAIN else "Two evaluations have one name",
+            got=repr(twice),
+            do="Rename the evaluation.",
+            where="eval",
+        )
+
+
+def _repeated(items: Iterable[str]) -> str | None:
+    """The first item that comes twice."""
+    return next((item for item, count in Counter(items).items() if count > 1), None)

@@ -1,0 +1,91 @@
+"""The whole configuration of a run. It knows its keys and what they mean together; not files (see `loading`)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from rollplex.config.base import Section
+from rollplex.config.checks import check
+from rollplex.config.job import (
+    CheckpointSection,
+    DeadlinesSection,
+    EvalSection,
+    HttpSection,
+    MemorySection,
+    RunSection,
+    ServicesSection,
+)
+from rollplex.config.learning import (
+    AlgorithmSection,
+    BatchingSection,
+    DataSection,
+    ModelSection,
+    OptimizerSection,
+    RewardsSection,
+    RolloutSection,
+)
+
+
+class Config(Section):
+    """A run, checked: a `Config` that exists obeys every rule of `checks`.
+
+    Raises:
+        pydantic.ValidationError: a field's own rule is broken (`loading.load` makes a ConfigError of it).
+        ConfigError: a rule about several fields is broken.
+    """
+
+    run: RunSection = RunSection()
+    """The run as a whole."""
+    model: ModelSection
+    """Which model is trained."""
+    data: DataSection
+    """What it is trained on."""
+    rollout: RolloutSection = RolloutSection()
+    """How responses are sampled."""
+    rewards: RewardsSection
+    """What a response is worth."""
+    algorithm: AlgorithmSection = AlgorithmSection()
+    """Advantages and loss."""
+    optimizer: OptimizerSection = OptimizerSection()
+    """The optimizer and its learning rate."""
+    batching: BatchingSection = BatchingSection()
+    """How many prompts are computed together."""
+    memory: MemorySection = MemorySection()
+    """What the ledger may grant."""
+    deadlines: DeadlinesSection = DeadlinesSection()
+    """How long each kind of wait may last."""
+    http: HttpSection = HttpSection()
+    """The control API."""
+    checkpoint: CheckpointSection = CheckpointSection()
+    """When weights and optimizer state are written."""
+    eval: Annotated[tuple[EvalSection, ...], Field(max_length=63)] = ()
+    """Evaluations; none by default."""
+    services: ServicesSection = ServicesSection()
+    """Other implementations of a service."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Config:
+        check(self)
+        return self
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether a reference model is kept and run."""
+        return self.algorithm.beta > 0.0
+
+    @property
+    def decode_prompts(self) -> int:
+        """Prompts of one decode batch, resolved: between 1 and the prompts of an iteration."""
+        return self.batching.decode_prompts or self.data.prompts_per_iteration
+
+    @property
+    def prefix_prompts(self) -> int:
+        """Prompts of one prefix batch, resolved: between 1 and the prompts of an iteration."""
+        return self.batching.prefix_prompts or self.data.prompts_per_iteration
+
+    @property
+    def suffix_prompts(self) -> int:
+        """Groups of one suffix batch, resolved: a divisor of `prefix_prompts`."""
+        return self.batching.suffix_prompts or self.prefix_prompts

@@ -1,0 +1,83 @@
+"""How much memory this host, or the control group we run in, has. Reads /proc and /sys only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rollplex.config.config import Config
+from rollplex.errors import ConfigError
+
+
+def memory_limit_bytes(root: Path = Path("/")) -> int:
+    """The smaller of the host's memory and the limits of our control group and those above it (v2 or v1).
+
+    Args:
+        root: where proc/ and sys/ are; tests make their own.
+
+    Raises:
+        ConfigError: /proc/meminfo does not say.
+    """
+    return min([_host_bytes(root), *_group_limits(root)])
+
+
+def budget_bytes(config: Config, limit_bytes: int) -> int:
+    """Bytes that leases may take in all: the budget (by default half of `limit_bytes`) without the overhead.
+
+    Raises:
+        ConfigError: nothing is left.
+    """
+    memory = config.memory
+    budget = limit_bytes // 2 if memory.budget is None else memory.budget
+    if budget <= memory.overhead:
+        raise ConfigError(
+            "The overhead leaves nothing of the memory budget",
+            got=f"{budget:,} bytes of budget, {memory.overhead:,} bytes of overhead",
+            do="Raise memory.budget, or lower memory.overhead.",
+            where="memory.budget",
+        )
+    return budget - memory.overhead
+
+
+def _host_bytes(root: Path) -> int:
+    file = root / "proc/meminfo"
+    try:
+        for line in file.read_text().splitlines():
+            if line.startswith("MemTotal:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        pass
+    raise ConfigError(
+        "The size of the host's memory is not known", do="Set memory.budget.", where=f"{file}: memory.budget"
+    )
+
+
+def _group_limits(root: Path) -> list[int]:
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    limits: list[int] = []
+    for line in lines:
+        _, controllers, group = line.split(":", 2)
+        if controllers == "":
+            limits += _walk(root / "sys/fs/cgroup", group, "memory.max")
+        elif "memory" in controllers.split(","):
+            limits += _walk(root / "sys/fs/cgroup/memory", group, "memory.limit_in_bytes")
+    return limits
+
+
+def _walk(mount: Path, group: str, file: str) -> list[int]:
+    """Limits of the group and of every group above it. In a container the mount itself is the group."""
+    folder = mount / group.lstrip("/")
+    folders = [folder, *folder.parents] if ".." not in folder.parts else [mount]
+    limits: list[int] = []
+    for place in folders:
+        if mount != place and mount not in place.parents:
+            break
+        try:
+            text = (place / file).read_text().strip()
+        except OSError:
+            continue
+        if text.isdigit():  # "max" otherwise
+            limits.append(int(text))
+    return limits

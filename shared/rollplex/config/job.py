@@ -1,0 +1,137 @@
+"""Sections that decide how a run is carried out: run, memory, deadlines, http, checkpoint, eval, services.
+
+Each section checks its own fields; what concerns several sections is in `checks`.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rollplex.config.base import FilePath, RunName, Section, Size
+
+Seconds = Annotated[float, Field(gt=0.0, le=7 * 24 * 3600.0)]
+
+
+class RunSection(Section):
+    """The run as a whole."""
+
+    name: RunName = "run"
+    """Names the run in files, logs and metrics."""
+    seed: Annotated[int, Field(ge=0, lt=2**53)] = 0
+    """Every random draw is a function of this number and of what it is drawn for."""
+    iterations: Annotated[int, Field(ge=1, lt=2**31)] = 100
+    """Optimizer steps of the whole run; also the length of the learning-rate schedule."""
+    schedule: Literal["serial", "overlap", "stream"] = "overlap"
+    """When prefix and training work is done: after the rollout, prefixes during it, or finished groups trained during
+    it. The result is the same."""
+    share_prefix: bool = True
+    """False: each prompt's prefix is computed once per response (the replicated baseline)."""
+    deterministic: bool = True
+    """True: only algorithms that give the same bits each time."""
+    threads: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Arithmetic threads of each worker process. Part of the result's bits."""
+
+
+class MemorySection(Section):
+    """What the ledger may grant."""
+
+    budget: Size | None = None
+    """Bytes for everything on the device. Absent: half of what the host or our control group has, if that is less."""
+    overhead: Size = 1280 * 2**20
+    """Bytes of the budget set aside for what no lease covers. The default is what a node's processes were seen to hold
+    on a host before any tensor: 0.3 GiB for each of three workers (torch, transformers), the rest for the others."""
+
+
+class DeadlinesSection(Section):
+    """How long each kind of wait may last, in seconds. A wait that lasts longer ends the run with an error."""
+
+    start_s: Seconds = 120.0
+    """From starting a process to its handshake."""
+    ack_s: Seconds = 10.0
+    """From sending an instruction to its acknowledgement."""
+    load_s: Seconds = 600.0
+    """Checking the data; loading the model."""
+    unit_s: Seconds = 600.0
+    """One unit of rollout, prefix, scoring, training, or reward work."""
+    update_s: Seconds = 300.0
+    """The optimizer step, from the drain to the commit."""
+    checkpoint_s: Seconds = 600.0
+    """Writing one checkpoint."""
+    leave_s: Seconds = 5.0
+    """From being told to leave to being ended by a signal."""
+
+
+class HttpSection(Section):
+    """The control API."""
+
+    host: Annotated[str, Field(min_length=1, max_length=255)] = "127.0.0.1"
+    """Address to listen on."""
+    port: Annotated[int, Field(ge=0, le=65_535)] = 0
+    """TCP port. 0: any free one; the run directory says which."""
+    allow_remote: bool = False
+    """True: `host` may be an address that other machines reach."""
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach `host`."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+
+class CheckpointSection(Section):
+    """When weights and optimizer state are written to the run directory."""
+
+    every: Annotated[int, Field(ge=0)] = 100
+    """Iterations between checkpoints. 0: only one, at the end."""
+    keep: Annotated[int, Field(ge=1)] = 2
+    """How many of the newest checkpoints stay."""
+
+    def due(self, step: int, *, last: bool) -> bool:
+        """Whether a checkpoint is written after `step` iterations; `last`: no further iteration follows."""
+        return last or (self.every > 0 and step > 0 and step % self.every == 0)
+
+
+class EvalSection(Section):
+    """One evaluation: greedy responses to every row of a dataset at a fixed weights version. Changes nothing."""
+
+    name: RunName
+    """Names it in eval.jsonl and in metrics."""
+    data: FilePath
+    """JSONL file, rows as in training."""
+    image_dir: FilePath | None = None
+    """As data.image_dir. Absent: the folder of `data`."""
+    every: Annotated[int, Field(ge=0)] = 0
+    """Iterations between evaluations; if not 0, also one before the first iteration. One at the end in any case."""
+    limit: Annotated[int, Field(ge=0)] = 0
+    """Only the first so many good rows. 0: all."""
+
+    @property
+    def image_folder(self) -> Path:
+        """`image_dir`, or where the JSONL file is."""
+        return self.image_dir or self.data.parent
+
+    def due(self, step: int, *, last: bool) -> bool:
+        """Whether to evaluate after `step` iterations (0: before the first); `last`: no further iteration follows."""
+        return last or (self.every > 0 and step % self.every == 0)
+
+
+Command = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(min_length=1)]
+
+
+class ServicesSection(Section):
+    """Other implementations of a service: the command that starts one. Absent: ours."""
+
+    rollout: Command | None = None
+    """Program and arguments; the coordinator's own arguments are appended."""
+    prefix: Command | None = None
+    """Program and arguments; the coordinator's own arguments are appended."""
+    trainer: Command | None = None
+    """Program and arguments; the coordinator's own arguments are appended."""

@@ -1,0 +1,166 @@
+"""Sections that decide what is learned: model, data, rollout, rewards, algorithm, optimizer, batching.
+
+Each section checks its own fields; what concerns several sections is in `checks`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, ValidationInfo
+
+from rollplex.config.base import FilePath, Section, Size, TokenText
+from rollplex.protocol.trainer import Loss, Scale
+
+
+class ModelSection(Section):
+    """Which model is trained."""
+
+    path: FilePath
+    """Folder in the format of Hugging Face: config.json, tokenizer.json, *.safetensors."""
+    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
+    """Of weights, activations and K/V. The optimizer always works in float32 or better."""
+    freeze_vision: bool = False
+    """True: the vision tower is not trained; its weights are shared with the reference."""
+
+
+class DataSection(Section):
+    """What it is trained on."""
+
+    path: FilePath
+    """JSONL file, one prompt a line."""
+    image_dir: FilePath | None = None
+    """Folder that the rows' image paths are relative to, and may not leave. Absent: the folder of `path`."""
+    prompts_per_iteration: Annotated[int, Field(ge=1, le=65_536)] = 8
+    """Prompts (groups) of one iteration, so of one optimizer step."""
+    shuffle: bool = True
+    """True: each epoch in its own order, a function of the seed and the epoch. False: file order."""
+    max_prompt_tokens: Annotated[int, Field(ge=0)] = 0
+    """Rows with longer prompts, image tokens included, are bad rows. 0: no limit."""
+    max_image_pixels: Annotated[int, Field(ge=1, le=80_000_000)] = 16_777_216
+    """Images that declare more pixels (width x height) are refused before they are decoded."""
+    on_bad_row: Literal["fail", "skip"] = "fail"
+    """What a row that cannot be used does: end the run before it starts, or be left out (and counted)."""
+
+    @property
+    def image_folder(self) -> Path:
+        """`image_dir`, or where the JSONL file is."""
+        return self.image_dir or self.path.parent
+
+
+class RolloutSection(Section):
+    """How responses are sampled."""
+
+    engine: Literal["transformers"] = "transformers"
+    """What generates the tokens."""
+    group_size: Annotated[int, Field(ge=2, le=65_536)] = 8
+    """Responses per prompt. A group of one has no baseline."""
+    max_new_tokens: Annotated[int, Field(ge=1, le=1_048_576)] = 128
+    """Longest response in tokens, its stop token included."""
+    temperature: Annotated[float, Field(gt=0.0, le=100.0)] = 1.0
+    """Divides the logits, in sampling and in every log-probability. Greedy decoding is for evaluations only."""
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    """Nucleus sampling: the smallest set of ids with so much probability. 1: off."""
+    top_k: Annotated[int, Field(ge=0)] = 0
+    """Only the so many most probable ids. 0: off."""
+    stop_tokens: tuple[TokenText, ...] = ()
+    """Tokens (text) that end a response. Empty: the model's own end-of-sequence ids."""
+    never_sample: tuple[TokenText, ...] = ()
+    """Tokens (text) outside every softmax, in addition to the media and padding ids."""
+    forced_lengths: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    """For benches and tests: sample s of group g gets length forced_lengths[(g * group_size + s) % len], whatever it
+    samples. Empty: off."""
+
+
+def _function_against_base(spec: str, info: ValidationInfo) -> str:
+    place, _, name = spec.rpartition(":")
+    base = (info.context or {}).get("base")
+    if base is None or not place.endswith(".py"):
+        return spec
+    return f"{(base / place).absolute()}:{name}"
+
+
+_SPEC = r"^(?:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*|[^\x00:]+\.py):[A-Za-z_]\w*$"
+
+
+class RewardFunctionSection(Section):
+    """One function with TRL's batch signature: f(prompts, completions, <columns>, **kwargs) -> list of floats."""
+
+    function: Annotated[str, Field(pattern=_SPEC, max_length=4096), AfterValidator(_function_against_base)]
+    """package.module:function, or path/to/file.py:function."""
+    weight: float = 1.0
+    """Its factor in the sum. 0: computed and reported, not learned from."""
+
+    @property
+    def name(self) -> str:
+        """The function's name, under which its mean is reported: rewards/<name>/mean."""
+        return self.function.rpartition(":")[2]
+
+
+class RewardsSection(Section):
+    """What a response is worth."""
+
+    functions: Annotated[tuple[RewardFunctionSection, ...], Field(min_length=1, max_length=64)]
+    """The functions; a response's reward is their weighted sum."""
+    time_limit_s: Annotated[float, Field(gt=0.0)] = 30.0
+    """Seconds that all functions together may take for one group."""
+    memory_limit: Size = 0
+    """Bytes of address space of the process that runs the functions. 0: no limit."""
+    on_error: Literal["fail", "skip_group"] = "fail"
+    """What a function that raises, hangs or returns nonsense does: end the run, or leave out the group, counted."""
+
+
+class AlgorithmSection(Section):
+    """Advantages and loss."""
+
+    loss: Loss = Loss.GRPO
+    """grpo, dr_grpo, dapo (token mean), rloo or gspo."""
+    scale_rewards: Scale = Scale.GROUP
+    """What advantages are divided by: the standard deviation of the group, of the batch, or nothing."""
+    clip_low: Annotated[float, Field(ge=0.0, le=1.0)] = 0.2
+    """The probability ratio is clipped below 1 - clip_low."""
+    clip_high: Annotated[float, Field(ge=0.0)] = 0.2
+    """The probability ratio is clipped above 1 + clip_high."""
+    kl: Literal["k1", "k2", "k3"] = "k3"
+    """Estimator of the divergence from the reference model (Schulman, "Approximating KL divergence")."""
+    beta: Annotated[float, Field(ge=0.0)] = 0.04
+    """Factor of the divergence in the loss. 0: no reference model is kept or run."""
+    entropy_bonus: float = 0.0
+    """Factor of the mean token entropy, taken off the loss."""
+
+
+class OptimizerSection(Section):
+    """The optimizer and its learning rate."""
+
+    name: Literal["adamw", "sgd"] = "adamw"
+    """adamw or sgd."""
+    lr: Annotated[float, Field(gt=0.0)] = 1e-6
+    """Learning rate after warm-up."""
+    betas: tuple[Annotated[float, Field(ge=0.0, lt=1.0)], Annotated[float, Field(ge=0.0, lt=1.0)]] = (0.9, 0.999)
+    """AdamW's decay of the first and second moment."""
+    eps: Annotated[float, Field(gt=0.0)] = 1e-8
+    """AdamW's term in the denominator."""
+    momentum: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    """SGD's momentum."""
+    weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
+    """Of matrices; norms and biases are never decayed."""
+    max_grad_norm: Annotated[float, Field(ge=0.0)] = 1.0
+    """The gradient is scaled down to this norm. 0: off."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Learning rate from the end of warm-up to the last iteration."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps over which the learning rate rises linearly from 0."""
+    final_lr_ratio: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+    """Learning rate at the last iteration, as a part of `lr` (linear and cosine)."""
+
+
+class BatchingSection(Section):
+    """How many prompts are computed together. Part of the result's bits, so never derived from free memory."""
+
+    decode_prompts: Annotated[int, Field(ge=0, le=65_536)] = 0
+    """Prompts of one decode batch. 0: all of the iteration."""
+    prefix_prompts: Annotated[int, Field(ge=0, le=65_536)] = 0
+    """Prompts of one prefix batch. 0: all of the iteration."""
+    suffix_prompts: Annotated[int, Field(ge=0, le=65_536)] = 0
+    """Groups of one suffix batch; divides the prefix batch. 0: the whole prefix batch."""

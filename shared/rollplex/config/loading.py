@@ -1,0 +1,138 @@
+"""From a YAML file and overrides to a `Config`, and back. Each refusal is a ConfigError with file, line and key."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from rollplex.config import yaml_text
+from rollplex.config.config import Config
+from rollplex.config.overrides import Override, apply, parse_override
+from rollplex.config.refusals import Refusal, refusals
+from rollplex.config.yaml_text import Document, Key, dotted
+from rollplex.errors import ConfigError
+
+
+def load(path: Path, overrides: Sequence[str] = (), *, check_files: bool = True) -> Config:
+    """Read, override, check.
+
+    Relative paths, those in overrides too, are meant from the folder of the file.
+
+    Args:
+        path: YAML file.
+        overrides: `a.b=v` each, applied in order.
+        check_files: also look whether the model folder, datasets and reward files are there.
+
+    Raises:
+        ConfigError: anything that is wrong, with file, line and key path in `where`.
+    """
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except OSError as error:
+        raise ConfigError(
+            "The configuration cannot be read", got=error.strerror or str(error), where=str(path)
+        ) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError("The configuration is not UTF-8 text", got=str(error.reason), where=str(path)) from None
+    document = yaml_text.parse(text, where=str(path))
+    parsed = [parse_override(override) for override in overrides]
+    source = _Source(path, document, parsed)
+    config = _validate(apply(document.value, parsed), path.absolute().parent, source)
+    if check_files:
+        _check_files(config, source)
+    return config
+
+
+def from_mapping(value: Mapping[str, object], *, base: Path | None = None) -> Config:
+    """A `Config` from plain values (as parsed from YAML); files are not looked at.
+
+    Raises:
+        ConfigError: anything that is wrong, with the key path in `where`.
+    """
+    return _validate(dict(value), base, _Source(None, Document(value=None, lines={}), []))
+
+
+def dump(config: Config) -> str:
+    """YAML text with every key, defaults included, from which `load` makes an equal `Config`."""
+    return yaml_text.dumps(config.model_dump(mode="json"))
+
+
+class _Source:
+    """Where a key's value came from: an override, a line of the file, or nowhere."""
+
+    def __init__(self, file: Path | None, document: Document, overrides: Sequence[Override]) -> None:
+        self._file = file
+        self._document = document
+        self._overrides = overrides
+
+    def where(self, path: Sequence[Key]) -> str:
+        parts = tuple(str(part) for part in path)
+        for override in reversed(self._overrides):
+            shared = min(len(parts), len(override.path))
+            if parts and parts[:shared] == override.path[:shared]:
+                return override.where
+        place = "" if self._file is None else str(self._file)
+        if place and (line := self._document.line(path)) is not None:
+            place += f":{line}"
+        return ": ".join(part for part in (place, dotted(path)) if part)
+
+
+def _validate(value: object, base: Path | None, source: _Source) -> Config:
+    try:
+        # JSON is the form in which pydantic's strict mode takes lists for tuples and texts for paths and enums.
+        text = json.dumps({} if value is None else value)
+        return Config.model_validate_json(text, context={"base": base})
+    except ValidationError as error:
+        raise _refused(refusals(error, Config), source) from None
+    except ConfigError as error:
+        path = tuple(error.where.split("."))
+        raise ConfigError(
+            error.what, got=error.got, needed=error.needed, do=error.do, where=source.where(path)
+        ) from None
+
+
+def _refused(found: Sequence[Refusal], source: _Source) -> ConfigError:
+    """One error for all refusals: the first in full, the others a line each."""
+    first = found[0]
+    more = [
+        "\n  also " + str(ConfigError(r.what, got=r.got, needed=r.needed, do=r.do, where=source.where(r.path)))
+        for r in found[1:]
+    ]
+    return ConfigError(
+        first.what, got=first.got, needed=first.needed, do=first.do + "".join(more), where=source.where(first.path)
+    )
+
+
+def _check_files(config: Config, source: _Source) -> None:
+    if not (config.model.path / "config.json").is_file():
+        raise ConfigError(
+            "The model folder is not there or holds no config.json",
+            got=str(config.model.path),
+            needed="a folder in the format of Hugging Face",
+            where=source.where(("model", "path")),
+        )
+    _check_data(config.data.path, config.data.image_folder, ("data",), "path", source)
+    for index, evaluation in enumerate(config.eval):
+        _check_data(evaluation.data, evaluation.image_folder, ("eval", index), "data", source)
+    for index, function in enumerate(config.rewards.functions):
+        place = function.function.rpartition(":")[0]
+        if place.endswith(".py") and not Path(place).is_file():
+            raise ConfigError(
+                "The file of a reward function is not there",
+                got=place,
+                where=source.where(("rewards", "functions", index, "function")),
+            )
+
+
+def _check_data(file: Path, images: Path, section: tuple[Key, ...], key: str, source: _Source) -> None:
+    if not file.is_file():
+        raise ConfigError(
+            "The dataset is not there", got=str(file), needed="a JSONL file", where=source.where((*section, key))
+        )
+    if not images.is_dir():
+        raise ConfigError(
+            "The folder of the images is not there", got=str(images), where=source.where((*section, "image_dir"))
+        )

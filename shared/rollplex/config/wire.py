@@ -1,0 +1,111 @@
+"""What the configuration says, as the messages of `rollplex.protocol` carry it. Knows no files and no tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rollplex.config.checks import TRAIN
+from rollplex.config.config import Config
+from rollplex.protocol.common import ModelSpec
+from rollplex.protocol.inputs import DataSource
+from rollplex.protocol.reward import RewardFunction
+from rollplex.protocol.rollout import Sampling
+from rollplex.protocol.trainer import Algorithm, Optimizer
+
+
+def model_spec(config: Config, *, table_hash: str, never_sampled: Sequence[int]) -> ModelSpec:
+    """The model as every computing process must see it. `never_sampled`: ids, from DataChecked."""
+    return ModelSpec(
+        path=str(config.model.path),
+        dtype=config.model.dtype,
+        freeze_vision=config.model.freeze_vision,
+        table_hash=table_hash,
+        never_sampled=tuple(never_sampled),
+        threads=config.run.threads,
+        deterministic=config.run.deterministic,
+    )
+
+
+def train_sampling(config: Config, *, stop_ids: Sequence[int]) -> Sampling:
+    """How training responses are drawn. `stop_ids`: from DataChecked."""
+    rollout = config.rollout
+    return Sampling(
+        seed=config.run.seed,
+        purpose=TRAIN,
+        group_size=rollout.group_size,
+        max_new_tokens=rollout.max_new_tokens,
+        temperature=rollout.temperature,
+        top_p=rollout.top_p,
+        top_k=rollout.top_k,
+        stop_ids=tuple(stop_ids),
+        forced_lengths=rollout.forced_lengths,
+    )
+
+
+def eval_sampling(config: Config, name: str, *, stop_ids: Sequence[int]) -> Sampling:
+    """How the responses of evaluation `name` are drawn: greedily, one per prompt."""
+    return Sampling(
+        seed=config.run.seed,
+        purpose=f"eval:{name}",
+        group_size=1,
+        max_new_tokens=config.rollout.max_new_tokens,
+        temperature=0.0,
+        stop_ids=tuple(stop_ids),
+    )
+
+
+def algorithm(config: Config) -> Algorithm:
+    """Advantages and loss for the trainer."""
+    section = config.algorithm
+    return Algorithm(
+        loss=section.loss,
+        scale_rewards=section.scale_rewards,
+        clip_low=section.clip_low,
+        clip_high=section.clip_high,
+        kl=section.kl,
+        beta=section.beta,
+        entropy_bonus=section.entropy_bonus,
+        temperature=config.rollout.temperature,
+        max_new_tokens=config.rollout.max_new_tokens,
+    )
+
+
+def optimizer(config: Config) -> Optimizer:
+    """Optimizer and schedule for the trainer. The schedule ends with the run."""
+    section = config.optimizer
+    return Optimizer(
+        name=section.name,
+        lr=section.lr,
+        betas=section.betas,
+        eps=section.eps,
+        momentum=section.momentum,
+        weight_decay=section.weight_decay,
+        max_grad_norm=section.max_grad_norm,
+        schedule=section.schedule,
+        warmup_steps=section.warmup_steps,
+        total_steps=config.run.iterations,
+        final_lr_ratio=section.final_lr_ratio,
+    )
+
+
+def data_sources(config: Config) -> tuple[DataSource, ...]:
+    """The training data ("train") first, then each evaluation's."""
+    data = config.data
+    places = [(TRAIN, data.path, data.image_folder)]
+    places += [(evaluation.name, evaluation.data, evaluation.image_folder) for evaluation in config.eval]
+    return tuple(
+        DataSource(
+            name=name,
+            path=str(path),
+            image_dir=str(images),
+            max_prompt_tokens=data.max_prompt_tokens,
+            max_image_pixels=data.max_image_pixels,
+            skip_bad_rows=data.on_bad_row == "skip",
+        )
+        for name, path, images in places
+    )
+
+
+def reward_functions(config: Config) -> tuple[RewardFunction, ...]:
+    """The reward functions in the order of the configuration."""
+    return tuple(RewardFunction(spec=item.function, weight=item.weight) for item in config.rewards.functions)
