@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from rollplex.errors import ConfigError
 from rollplex.protocol.handshake import SECRET_BYTES
-from rollplex.protocol.rundir import RunDir, check_directory, unusable
+from rollplex.protocol.rundir import RunDir, check_directory, check_path, unusable
 
 _MAX_NOTE_BYTES = 4096
 
@@ -69,7 +69,7 @@ def claim(path: Path, run_id: str) -> Claim:
             system, not a directory, not ours, open to others, or cannot be written.
     """
     run_dir = RunDir(path.absolute())
-    run_dir.check_path()
+    check_path(run_dir)
     try:
         run_dir.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         check_directory(run_dir.path, adopt_empty=True)

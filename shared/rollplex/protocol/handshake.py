@@ -13,7 +13,7 @@ import re
 import socket
 import struct
 from enum import StrEnum
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, TypeAlias
 
 from msgspec import Meta, Struct
 
@@ -28,7 +28,6 @@ MAX_HANDSHAKE_BYTES = 8 * 2**10
 MAX_IDENTITY_BYTES = 255
 """ZeroMQ's limit."""
 
-MessageT = TypeVar("MessageT")
 Short = Annotated[str, Meta(max_length=255)]
 _SAME_VERSION = "Run the same Rollplex version in every process"
 _HEAD = struct.Struct("<4sH")
@@ -93,21 +92,9 @@ class Refused(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag
         )
 
 
-class OtherVersionError(ProtocolError):
-    """A first frame of another protocol version."""
+Handshake: TypeAlias = Hello | Welcome | Refused
 
-    def __init__(self, theirs: int) -> None:
-        super().__init__(
-            "Peer speaks another protocol version", got=str(theirs), needed=str(PROTOCOL_VERSION), do=_SAME_VERSION
-        )
-        self.theirs = theirs
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (OtherVersionError, (self.theirs,))
-
-    def refused(self) -> Refused:
-        """What the coordinator answers."""
-        return _refuse_version(self.theirs)
+_CODEC: Codec[Handshake] = Codec("handshake", Handshake, max_frame_bytes=MAX_HANDSHAKE_BYTES)
 
 
 class Expected(Struct, frozen=True, kw_only=True):
@@ -139,41 +126,50 @@ def make_hello(role: Role, device: Device, incarnation: int, secret: bytes) -> H
     )
 
 
-class FirstFrame(Generic[MessageT]):
-    """Encodes and decodes first frames of one direction."""
+def encode_handshake(message: Handshake) -> bytes:
+    """The frame of a hello or of its answer.
 
-    def __init__(self, name: str, union: Any) -> None:
-        self._codec: Codec[MessageT] = Codec(name, union, max_frame_bytes=MAX_HANDSHAKE_BYTES - _HEAD.size)
-
-    def encode(self, message: MessageT) -> bytes:
-        """The frame of a message.
-
-        Raises:
-            ProtocolError: a field out of its bounds.
-        """
-        return _HEAD.pack(MAGIC, PROTOCOL_VERSION) + self._codec.encode(message)
-
-    def decode(self, frame: bytes) -> MessageT:
-        """The message in a first frame.
-
-        Raises:
-            OtherVersionError: its sender speaks another protocol version; nothing of it was decoded.
-            ProtocolError: too large, not a handshake, or malformed. Drop the peer without an answer.
-        """
-        if len(frame) > MAX_HANDSHAKE_BYTES:
-            raise ProtocolError(
-                "First frame is too large", got=f"{len(frame)} bytes", needed=f"at most {MAX_HANDSHAKE_BYTES} bytes"
-            )
-        if len(frame) < _HEAD.size or not frame.startswith(MAGIC):
-            raise ProtocolError("First frame is not a Rollplex handshake", got=repr(bytes(frame[:16])), needed="RPLX")
-        version = _HEAD.unpack_from(frame)[1]
-        if version != PROTOCOL_VERSION:
-            raise OtherVersionError(version)
-        return self._codec.decode(memoryview(frame)[_HEAD.size :])
+    Raises:
+        ProtocolError: a field out of its bounds.
+    """
+    return _HEAD.pack(MAGIC, PROTOCOL_VERSION) + _CODEC.encode(message)
 
 
-HELLO: FirstFrame[Hello] = FirstFrame("hello", Hello)
-FROM_COORDINATOR: FirstFrame[Welcome | Refused] = FirstFrame("answer to hello", Welcome | Refused)
+def decode_hello(frame: bytes) -> Hello | Refused:
+    """Coordinator's side: the hello in a first frame, or the refusal to send if its sender speaks another version.
+
+    Raises:
+        ProtocolError: too large, not a handshake, malformed, or not a hello: drop the peer without an answer.
+    """
+    version, body = _split(frame)
+    if version != PROTOCOL_VERSION:
+        return _refuse_version(version)
+    match _CODEC.decode(body):
+        case Hello() as hello:
+            return hello
+        case other:
+            raise ProtocolError("First frame is not a hello", got=type(other).__name__, needed="Hello")
+
+
+def decode_answer(frame: bytes) -> Welcome | Refused:
+    """Worker's side: the answer to a hello.
+
+    Raises:
+        ProtocolError: too large, not a handshake, another protocol version, malformed, or not an answer.
+    """
+    version, body = _split(frame)
+    if version != PROTOCOL_VERSION:
+        raise ProtocolError(
+            "The coordinator speaks another protocol version",
+            got=str(version),
+            needed=str(PROTOCOL_VERSION),
+            do=_SAME_VERSION,
+        )
+    match _CODEC.decode(body):
+        case Hello():
+            raise ProtocolError("Answer to a hello is another hello", needed="Welcome or Refused")
+        case answer:
+            return answer
 
 
 def check_hello(hello: Hello, expected: Expected, identity_frame: bytes | None = None) -> Refused | None:
@@ -254,6 +250,16 @@ def parse_identity(frame: bytes) -> tuple[Role, Device, int]:
     if max(node, index, incarnation) > 2**53:
         raise ProtocolError("Peer's identity has a number out of range", got=repr(frame[:80]), needed="at most 2**53")
     return Role(match_[1].decode()), Device(node=node, index=index), incarnation
+
+
+def _split(frame: bytes) -> tuple[int, memoryview]:
+    if len(frame) > MAX_HANDSHAKE_BYTES:
+        raise ProtocolError(
+            "Handshake frame is too large", got=f"{len(frame)} bytes", needed=f"at most {MAX_HANDSHAKE_BYTES} bytes"
+        )
+    if len(frame) < _HEAD.size or not frame.startswith(MAGIC):
+        raise ProtocolError("First frame is not a Rollplex handshake", got=repr(bytes(frame[:16])), needed="RPLX ...")
+    return _HEAD.unpack_from(frame)[1], memoryview(frame)[_HEAD.size :]
 
 
 def _refuse_version(theirs: int) -> Refused:

@@ -63,98 +63,111 @@ class RunDir:
     def incarnations(self) -> Path:
         return self.path / "incarnations"
 
-    def check_path(self) -> None:
-        """Whether sockets can live there at all; changes nothing.
 
-        Raises:
-            ConfigError: a socket's path would be too long, or the directory is on a network file system.
-        """
-        longest = max((self.control_socket, self.segments_socket), key=lambda path: len(os.fsencode(path)))
-        size = len(os.fsencode(longest))
-        if size > MAX_SOCKET_PATH_BYTES:
-            raise ConfigError(
-                "Run directory's path is too long for a unix socket",
-                got=f"{size} bytes in {longest}",
-                needed=f"at most {MAX_SOCKET_PATH_BYTES} bytes",
-                do=f"Choose a run directory whose path is {size - MAX_SOCKET_PATH_BYTES} bytes shorter",
-                where=str(self.path),
-            )
-        file_system = file_system_of(self.path)
-        if file_system in _NETWORK_FILE_SYSTEMS:
-            raise ConfigError(
-                "Run directory is on a network file system",
-                got=file_system,
-                needed="a local one: sockets and locks of a run belong to one host",
-                do="Choose a local run directory; checkpoints may stay on the network",
-                where=str(self.path),
-            )
+def attach(path: Path) -> RunDir:
+    """The run directory as a worker uses it.
 
-    def check(self) -> None:
-        """Whether this process may trust and use the directory; changes nothing.
+    Raises:
+        ConfigError: as `check`.
+    """
+    run_dir = RunDir(path.absolute())
+    check(run_dir)
+    return run_dir
 
-        Raises:
-            ConfigError: as `check_path`; or it does not exist, is not a directory, is not ours, or is open to others.
-        """
-        self.check_path()
-        try:
-            check_directory(self.path)
-        except OSError as error:
-            raise unusable(self.path, error) from error
 
-    def read_secret(self) -> bytes:
-        """The run's secret. In a run whose processes start in any order it may not be there yet: try again until your
-        deadline, and read it again when a hello is refused for its secret.
+def check_path(run_dir: RunDir) -> None:
+    """Whether sockets can live there at all; changes nothing.
 
-        Raises:
-            ConfigError: as `check`; or no such file (yet), a link, not a regular file, not ours, readable by others,
-                or of a wrong size.
-        """
-        self.check()
-        try:
-            fd = os.open(self.secret_file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-        except OSError as error:
-            raise ConfigError(
-                "Run secret cannot be read",
-                got=str(error),
-                do="Start the coordinator on this run directory",
-                where=str(self.secret_file),
-            ) from error
-        with os.fdopen(fd, "rb") as file:
-            _check_secret_file(os.fstat(fd), self.secret_file)
-            secret = file.read(SECRET_BYTES + 1)
-        if len(secret) != SECRET_BYTES:
-            raise ConfigError(
-                "Run secret has a wrong size",
-                got=f"{len(secret)} bytes" if len(secret) <= SECRET_BYTES else "more",
-                needed=f"{SECRET_BYTES} bytes",
-                where=str(self.secret_file),
-            )
-        return secret
+    Raises:
+        ConfigError: a socket's path would be too long, or the directory is on a network file system.
+    """
+    longest = max((run_dir.control_socket, run_dir.segments_socket), key=lambda path: len(os.fsencode(path)))
+    size = len(os.fsencode(longest))
+    if size > MAX_SOCKET_PATH_BYTES:
+        raise ConfigError(
+            "Run directory's path is too long for a unix socket",
+            got=f"{size} bytes in {longest}",
+            needed=f"at most {MAX_SOCKET_PATH_BYTES} bytes",
+            do=f"Choose a run directory whose path is {size - MAX_SOCKET_PATH_BYTES} bytes shorter",
+            where=str(run_dir.path),
+        )
+    file_system = file_system_of(run_dir.path)
+    if file_system in _NETWORK_FILE_SYSTEMS:
+        raise ConfigError(
+            "Run directory is on a network file system",
+            got=file_system,
+            needed="a local one: sockets and locks of a run belong to one host",
+            do="Choose a local run directory; checkpoints may stay on the network",
+            where=str(run_dir.path),
+        )
 
-    def next_incarnation(self, role: Role, device: Device) -> int:
-        """The next unused incarnation of a place, from 1, across processes; for workers that no supervisor numbers.
 
-        Raises:
-            ConfigError: the counter cannot be read or written, or holds something else than a number.
-        """
-        path = self.incarnations / f"{role}-{device.node}-{device.index}"
-        try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-            with os.fdopen(fd, "r+b") as file:
-                fcntl.flock(fd, fcntl.LOCK_EX)  # held for these few lines only, by whoever holds it
-                text = file.read(32)
-                if text and not text.isdigit():
-                    raise ConfigError(
-                        "Incarnation counter is damaged", got=repr(text), needed="a number", where=str(path)
-                    )
-                number = int(text or b"0") + 1
-                file.seek(0)
-                file.write(str(number).encode())
-                file.flush()
-                os.fsync(fd)
-                return number
-        except OSError as error:
-            raise unusable(self.path, error) from error
+def check(run_dir: RunDir) -> None:
+    """Whether this process may trust and use the directory; changes nothing.
+
+    Raises:
+        ConfigError: as `check_path`; or it does not exist, is not a directory, is not ours, or is open to others.
+    """
+    check_path(run_dir)
+    try:
+        check_directory(run_dir.path)
+    except OSError as error:
+        raise unusable(run_dir.path, error) from error
+
+
+def read_secret(run_dir: RunDir) -> bytes:
+    """The run's secret. In a run whose processes start in any order it may not be there yet: try again until your
+    deadline, and read it again when a hello is refused for its secret.
+
+    Raises:
+        ConfigError: as `check`; or no such file (yet), a link, not a regular file, not ours, readable by others,
+            or of a wrong size.
+    """
+    check(run_dir)
+    try:
+        fd = os.open(run_dir.secret_file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise ConfigError(
+            "Run secret cannot be read",
+            got=str(error),
+            do="Start the coordinator on this run directory",
+            where=str(run_dir.secret_file),
+        ) from error
+    with os.fdopen(fd, "rb") as file:
+        _check_secret_file(os.fstat(fd), run_dir.secret_file)
+        secret = file.read(SECRET_BYTES + 1)
+    if len(secret) != SECRET_BYTES:
+        raise ConfigError(
+            "Run secret has a wrong size",
+            got=f"{len(secret)} bytes" if len(secret) <= SECRET_BYTES else "more",
+            needed=f"{SECRET_BYTES} bytes",
+            where=str(run_dir.secret_file),
+        )
+    return secret
+
+
+def next_incarnation(run_dir: RunDir, role: Role, device: Device) -> int:
+    """The next unused incarnation of a place, from 1, across processes; for workers that no supervisor numbers.
+
+    Raises:
+        ConfigError: the counter cannot be read or written, or holds something else than a number.
+    """
+    path = run_dir.incarnations / f"{role}-{device.node}-{device.index}"
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "r+b") as file:
+            fcntl.flock(fd, fcntl.LOCK_EX)  # held for these few lines only, by whoever holds it
+            text = file.read(32)
+            if text and not text.isdigit():
+                raise ConfigError("Incarnation counter is damaged", got=repr(text), needed="a number", where=str(path))
+            number = int(text or b"0") + 1
+            file.seek(0)
+            file.write(str(number).encode())
+            file.flush()
+            os.fsync(fd)
+            return number
+    except OSError as error:
+        raise unusable(run_dir.path, error) from error
 
 
 def check_directory(path: Path, *, adopt_empty: bool = False) -> None:
