@@ -301,7 +301,7 @@ class Schedule:
         self._expect(job == self._prefix_job, f"prefix service did {job}", f"{self._prefix_job}")
         self._prefix_job = None
 
-    def _expect(self, allowed: bool, event: str, needed: str) -> None:  # noqa: FBT001 - an assertion's condition
+    def _expect(self, allowed: bool, event: str, needed: str) -> None:
         if not allowed:
             raise StateError(
                 "the step's schedule does not allow this event",

@@ -22,11 +22,11 @@ from typing import Any
 
 import zmq
 
-from rollplex.errors import ProtocolError, RollplexError
-from rollplex.protocol.codec import MAX_FRAME_BYTES, Channel
+from rollplex.errors import RollplexError
+from rollplex.protocol.codec import CHANNELS, MAX_FRAME_BYTES
 from rollplex.protocol.common import Alive, Leave, Received
+from rollplex.protocol.handshake import Hello, Refused, decode_answer, encode_handshake, identity
 
-ALIVE_PERIOD_S = 1.0
 LINGER_MS = 2_000
 
 
@@ -37,14 +37,15 @@ class CoordinatorGone(RollplexError):  # noqa: N818 - an event as much as an err
 class MessageThread(threading.Thread):
     """Owns the DEALER socket. Instructions and problems arrive in `inbox`."""
 
-    def __init__(self, endpoint: str, identity: bytes, hello: bytes, channel: Channel[Any, Any]) -> None:
+    def __init__(self, endpoint: str, hello: Hello, alive_every_s: float) -> None:
         super().__init__(name="messages", daemon=True)
         self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.progress = 0
         self._endpoint = endpoint
-        self._identity = identity
         self._hello = hello
-        self._channel = channel
+        self._alive_every_s = alive_every_s
+        self._channel = CHANNELS[hello.role]
+        self._welcome = False
         self._out: deque[bytes] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._stopping = False
@@ -63,11 +64,11 @@ class MessageThread(threading.Thread):
     def run(self) -> None:
         context = zmq.Context()
         dealer = context.socket(zmq.DEALER)
-        dealer.setsockopt(zmq.IDENTITY, self._identity)
+        dealer.setsockopt(zmq.IDENTITY, identity(self._hello.role, self._hello.device, self._hello.incarnation))
         dealer.setsockopt(zmq.LINGER, LINGER_MS)
         dealer.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         dealer.connect(self._endpoint)
-        dealer.send(self._hello)
+        dealer.send(encode_handshake(self._hello))
         try:
             self._loop(dealer)
         except Exception as error:  # noqa: BLE001 - outer loop of the thread: the main thread must hear of it
@@ -80,26 +81,31 @@ class MessageThread(threading.Thread):
         poller = zmq.Poller()
         poller.register(dealer, zmq.POLLIN)
         poller.register(self._wake, zmq.POLLIN)
-        next_alive = time.monotonic() + ALIVE_PERIOD_S
+        next_alive = time.monotonic() + self._alive_every_s
         while True:
-            ready = dict(poller.poll(max(0.0, (next_alive - time.monotonic()) * 1000)))
+            wait_ms = int(max(0.0, next_alive - time.monotonic()) * 1000) if self._welcome else None
+            ready = dict(poller.poll(wait_ms))
             if self._wake in ready:
                 os.eventfd_read(self._wake)
-            while self._out:
+            while self._out and self._welcome:
                 dealer.send(self._out.popleft())
             if dealer in ready:
                 self._receive(dealer)
-            if time.monotonic() >= next_alive:
-                next_alive = time.monotonic() + ALIVE_PERIOD_S
+            if self._welcome and time.monotonic() >= next_alive:
+                next_alive = time.monotonic() + self._alive_every_s
                 dealer.send(self._channel.from_worker.encode(Alive(progress=self.progress)))
             if self._stopping and not self._out:
                 return
 
     def _receive(self, dealer: zmq.Socket[bytes]) -> None:
         frames = dealer.recv_multipart()
-        if len(frames) != 1:
-            raise ProtocolError("malformed message", got=f"{len(frames)} frames", needed="1", where="coordinator")
-        message = self._channel.to_worker.decode(frames[0])
+        if not self._welcome:
+            answer = decode_answer(b"".join(frames))
+            if isinstance(answer, Refused):
+                raise answer.error()
+            self._welcome = True
+            return
+        message = self._channel.to_worker.decode_frames(frames)
         if not isinstance(message, Leave):
             dealer.send(self._channel.from_worker.encode(Received(cause=message.cause)))
         self.inbox.put(message)

@@ -21,16 +21,12 @@ from typing import Any, NoReturn, Protocol
 
 from rollplex.errors import RollplexError
 from rollplex.memory.segment import backend
-from rollplex.protocol.codec import CHANNELS
 from rollplex.protocol.common import ErrorReport, Failed, Leave, Leaving, Role
-from rollplex.protocol.handshake import HELLO, identity
-from rollplex.protocol.rundir import RunDir
 from rollplex.worker.connection import connect_stream, watch
 from rollplex.worker.messages import CoordinatorGone, MessageThread
-from rollplex.worker.options import WorkerOptions, parse_options
+from rollplex.worker.options import parse_options
 from rollplex.worker.segments import Segments
 
-GRACE_AFTER_COORDINATOR_S = 5.0
 EXIT_FAILED = 1
 EXIT_COORDINATOR_GONE = 3
 THREAD_SWITCH_S = 0.0005
@@ -77,25 +73,23 @@ def run(role: Role, make_service: Callable[[Segments], Service], argv: Sequence[
     sys.setswitchinterval(THREAD_SWITCH_S)  # the message thread must not wait 5 ms for the interpreter
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {role} %(levelname)s %(message)s")
     try:
-        stream, hello, welcome = connect_stream(options)
+        run_dir, stream, hello, welcome = connect_stream(options)
     except RollplexError as error:
-        log.error("%s", error)  # noqa: TRY400 - the user needs the sentence, not our stack
+        log.error("%s", error)
         sys.exit(EXIT_FAILED)
     log.info("pid %d joined run %s as incarnation %d", os.getpid(), welcome.run_id, options.incarnation)
-    endpoint = f"ipc://{RunDir(options.run_dir).control_socket}"
-    name = identity(role, options.device, options.incarnation)
-    messages = MessageThread(endpoint, name, HELLO.encode(hello), CHANNELS[role])
-    _obey_signals(messages)
-    watch(stream, lambda: _coordinator_ended(messages))
+    messages = MessageThread(run_dir.control_endpoint, hello, welcome.alive_every_s)
+    _obey_signals(messages, welcome.grace_s)
+    watch(stream, lambda: _coordinator_ended(messages, welcome.grace_s))
     messages.start()
-    code = _serve(options, messages, lambda: make_service(Segments(stream, backend("host"))))
+    code = _serve(messages, lambda: make_service(Segments(stream, backend("host"), welcome.run_id)))
     messages.stop()
     log.info("leaving with exit code %d", code)
     logging.shutdown()
     os._exit(code)  # no interpreter teardown: mapped tensors and their threads end with the process
 
 
-def _serve(options: WorkerOptions, messages: MessageThread, make: Callable[[], Service]) -> int:
+def _serve(messages: MessageThread, make: Callable[[], Service]) -> int:
     cause = 0
     try:
         service = make()
@@ -112,25 +106,25 @@ def _serve(options: WorkerOptions, messages: MessageThread, make: Callable[[], S
     except CoordinatorGone as error:
         log.warning("%s", error)
         return EXIT_COORDINATOR_GONE
-    except Exception as error:  # noqa: BLE001 - the process's outer loop: named to the coordinator, then the end
+    except Exception as error:
         log.exception("instruction %d failed", cause)
         messages.send(Failed(cause=cause, error=report(error)))
         return EXIT_FAILED
 
 
-def _coordinator_ended(messages: MessageThread) -> None:
+def _coordinator_ended(messages: MessageThread, grace_s: float) -> None:
     messages.inbox.put(CoordinatorGone("the coordinator ended", do="Start the run again."))
-    cut = threading.Timer(GRACE_AFTER_COORDINATOR_S, os._exit, (EXIT_COORDINATOR_GONE,))
+    cut = threading.Timer(grace_s, os._exit, (EXIT_COORDINATOR_GONE,))
     cut.daemon = True
     cut.start()
 
 
-def _obey_signals(messages: MessageThread) -> None:
+def _obey_signals(messages: MessageThread, grace_s: float) -> None:
     """SIGTERM asks the coordinator to stop the run; it answers with Leave, or its end ends this process."""
 
     def ask(signum: int, _frame: object) -> None:
         messages.send(Leaving(reason=signal.Signals(signum).name))
-        cut = threading.Timer(GRACE_AFTER_COORDINATOR_S, os._exit, (0,))
+        cut = threading.Timer(grace_s, os._exit, (0,))
         cut.daemon = True
         cut.start()
 

@@ -12,17 +12,19 @@ import socket
 from rollplex.errors import SegmentError
 from rollplex.memory.fds import recv, send
 from rollplex.memory.segment import Backend, Mapping
+from rollplex.protocol.codec import FROM_HOLDER, MAX_HOLDER_FRAME_BYTES, TO_HOLDER
 from rollplex.protocol.common import SegmentRef
-from rollplex.protocol.holder import FROM_HOLDER, TO_HOLDER, Descriptor, Fetch, NoSuchSegment
+from rollplex.protocol.holder import Descriptor, Fetch, NoSuchSegment
 
 FETCH_DEADLINE_S = 10.0
-MAX_ANSWER_BYTES = 65_536
 
 
 class Segments:
     """Maps segments by reference, each once; `detach` when the lease ends. Used by one thread only."""
 
-    def __init__(self, stream: socket.socket, backend: Backend) -> None:
+    def __init__(self, stream: socket.socket, backend: Backend, run_id: str) -> None:
+        self.run_id = run_id
+        """Of the run that this process belongs to: what a weights header must say."""
         self._stream = stream
         self._backend = backend
         self._mapped: dict[int, tuple[int, Mapping]] = {}
@@ -59,15 +61,17 @@ class Segments:
 
     def _fetch(self, ref: SegmentRef) -> int:
         send(self._stream, TO_HOLDER.encode(Fetch(segment=ref.segment)), (), FETCH_DEADLINE_S)
-        payload, fds = recv(self._stream, FETCH_DEADLINE_S, MAX_ANSWER_BYTES, 1)
+        payload, fds = recv(self._stream, FETCH_DEADLINE_S, MAX_HOLDER_FRAME_BYTES, 1)
         answer = FROM_HOLDER.decode(payload)
         match answer:
             case Descriptor() if len(fds) == 1 and (answer.kind, answer.size_bytes) == (ref.kind, ref.size_bytes):
                 return fds[0]
             case NoSuchSegment():
-                got = f"segment {ref.segment}, which the holder does not have"
+                got = f"segment {ref.segment}: {answer.why}"
             case _:
                 got = f"{answer} with {len(fds)} descriptors"
         for fd in fds:
             os.close(fd)
-        raise SegmentError("cannot attach a segment", got=got, needed=f"{ref}", do="Its lease has ended or never began.")
+        raise SegmentError(
+            "cannot attach a segment", got=got, needed=f"{ref}", do="Its lease has ended or never began."
+        )

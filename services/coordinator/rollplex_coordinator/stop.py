@@ -1,0 +1,62 @@
+"""How the end of a run is asked for: by a signal, by HTTP, by a worker that was told to leave.
+
+Owns the request, not the ending: `run` unwinds on `StopRun` wherever it stands.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+
+from msgspec import Struct
+
+EXIT_INTERRUPTED = 130
+
+
+class StopRun(Exception):  # noqa: N818 - a request, not an error
+    """Unwinds the run from wherever it stands. `exit_code`: 0 for SIGTERM and HTTP, 130 for SIGINT."""
+
+    def __init__(self, *, source: str, exit_code: int) -> None:
+        super().__init__(f"stopped by {source}")
+        self.source = source
+        self.exit_code = exit_code
+
+
+class Signals(Struct, kw_only=True):
+    """SIGINT and SIGTERM as an event of the loop: a descriptor becomes readable; handlers do nothing else.
+
+    A second signal while the run is ending calls `escalate`.
+    """
+
+    read_fd: int
+    write_fd: int
+    received: list[int]
+    escalate: Callable[[], None] = lambda: None
+
+    @classmethod
+    def install(cls) -> Signals:
+        """Take over both signals for this process. Main thread only."""
+        read_fd, write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signals = cls(read_fd=read_fd, write_fd=write_fd, received=[])
+
+        def note(signum: int, _frame: object) -> None:
+            signals.received.append(signum)
+            os.write(write_fd, b"s")
+            if len(signals.received) > 1:
+                signals.escalate()
+
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(signum, note)
+        return signals
+
+    def raise_stop(self) -> None:
+        """Turn a received signal into `StopRun`; does nothing if there was none."""
+        try:
+            os.read(self.read_fd, 64)
+        except BlockingIOError:
+            pass
+        if self.received:
+            first = self.received[0]
+            code = EXIT_INTERRUPTED if first == signal.SIGINT else 0
+            raise StopRun(source=signal.Signals(first).name, exit_code=code)
