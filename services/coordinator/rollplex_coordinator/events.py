@@ -1,9 +1,9 @@
 """What the journal keeps: every event of a run as a typed, tagged struct, and its JSON form.
 
 Owns the vocabulary that journal, event stream, metrics and history share. Knows nothing of SQLite, HTTP or of who
-appends. Times called *_s are CLOCK_MONOTONIC seconds of the process that measured them, unless the name says wall.
-A float that is not finite is kept as None: JSON has no NaN. The source of a log-probability, loss or reward value is
-the service that reported it; nothing is computed here.
+appends. Times called *_s are CLOCK_MONOTONIC seconds of the process that measured them. A phase is written by its name
+(`Phase.name`), which outlives a change of the enum's numbers. A float that is not finite is kept as None: JSON has no
+NaN.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from msgspec import Meta, Struct
 
 from rollplex.errors import JournalError
 from rollplex.protocol.common import MAX_ITEMS, Count, Device, ErrorReport, Kind, Name, Role
-from rollplex_coordinator.phases import Phase
 
 
 class UnitKind(StrEnum):
@@ -76,7 +75,7 @@ class StopRequested(Struct, frozen=True, kw_only=True, tag=True):
 # A Rollplex error that ended a unit, a step or the run.
 class ErrorRaised(Struct, frozen=True, kw_only=True, tag=True):
     error: ErrorReport
-    phase: Phase
+    phase: Name
     step: Count | None = None
     service: Name = ""
     group: Count | None = None
@@ -116,7 +115,7 @@ class ServiceDied(Struct, frozen=True, kw_only=True, tag=True):
     incarnation: Count
     pid: Count
     how: Name
-    phase: Phase
+    phase: Name
     step: Count | None = None
     log_path: Name = ""
 
@@ -126,7 +125,7 @@ class ServiceDied(Struct, frozen=True, kw_only=True, tag=True):
 
 # From `start_s` on the run is in `phase`, until the next event of this type.
 class PhaseEntered(Struct, frozen=True, kw_only=True, tag=True):
-    phase: Phase
+    phase: Name
     start_s: float
     step: Count | None = None
 
