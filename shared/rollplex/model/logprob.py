@@ -1,0 +1,154 @@
+"""The one definition of log-probability: rollout, reference and trainer all use this module.
+
+    logprob(token) = log_softmax(logits / temperature)[token], over the ids of the vocabulary that may be sampled
+
+Ids in `never_sampled` and rows that pad the vocabulary are left out of the softmax; top-k and top-p come later and do
+not change it. Entropy is that of the same distribution, -sum p log p.
+
+Does not know: the model beside the output layer, responses, losses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rollplex.model.attention import softmax_dtype
+
+CHUNK_BYTES = 256 * 2**20
+"""Logits are made for so many rows at a time that their float32 or float64 values take at most this."""
+
+
+@lru_cache(maxsize=64)
+def forbidden_ids(never_sampled: tuple[int, ...], vocab: int, device: torch.device) -> Tensor:
+    """Those ids of `never_sampled` that lie in the vocabulary, int64, ascending, without repetition."""
+    return torch.tensor(sorted({i for i in never_sampled if 0 <= i < vocab}), dtype=torch.int64, device=device)
+
+
+def log_probabilities(
+    logits: Tensor, *, temperature: float, never_sampled: Sequence[int], vocab: int | None = None
+) -> Tensor:
+    """Log-probabilities of all ids from logits.
+
+    Args:
+        logits: [..., V].
+        temperature: above 0.
+        never_sampled: ids left out.
+        vocab: real vocabulary size if V has padded rows.
+
+    Returns:
+        float32 (float64 for float64 logits) [..., vocab], -inf at ids left out.
+    """
+    real = logits if vocab is None else logits[..., :vocab]
+    scaled = _scaled(real, temperature, forbidden_ids(tuple(never_sampled), real.shape[-1], logits.device))
+    out = torch.log_softmax(scaled, -1)
+    return out.index_fill(-1, forbidden_ids(tuple(never_sampled), real.shape[-1], logits.device), float("-inf"))
+
+
+def token_logprobs(
+    hidden: Tensor,
+    weight: Tensor,
+    rows: Tensor,
+    tokens: Tensor,
+    *,
+    temperature: float,
+    never_sampled: Sequence[int],
+    entropy: bool = False,
+    chunk_bytes: int = CHUNK_BYTES,
+) -> tuple[Tensor, Tensor | None]:
+    """Log-probabilities of given tokens from hidden states, without keeping logits for the backward.
+
+    The backward makes the logits again, chunk by chunk:
+    d logits = (d logprob (onehot - p) - d entropy p (log p + H)) / T.
+
+    Args:
+        hidden: [N, H] after the final norm.
+        weight: [V, H] of the output layer, padded rows cut off.
+        rows: int64 [K], for each token the row of `hidden` that predicts it; any order, repeats allowed.
+        tokens: int64 [K].
+        entropy: also give the entropy of each row of `hidden`.
+
+    Returns:
+        (logprobs [K], entropy [N] or None) in float32 (float64 for float64).
+    """
+    forbidden = forbidden_ids(tuple(never_sampled), weight.shape[0], weight.device)
+    width = weight.shape[0] * softmax_dtype(weight.dtype).itemsize
+    chunk = max(1, chunk_bytes // width)
+    apply: Any = _TokenLogprobs.apply
+    logprobs, entropies = apply(hidden, weight, rows, tokens, temperature, forbidden, entropy, chunk)
+    return logprobs, entropies if entropy else None
+
+
+def _scaled(logits: Tensor, temperature: float, forbidden: Tensor) -> Tensor:
+    """logits / T in at least float32; ids left out get the least finite number, so that 0 * it is 0."""
+    wide = logits.to(softmax_dtype(logits.dtype)) / temperature
+    return wide.index_fill_(-1, forbidden, torch.finfo(wide.dtype).min)
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    """See `token_logprobs`."""
+
+    @staticmethod
+    def forward(  # noqa: PLR0917 - autograd passes arguments by position
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        rows: Tensor,
+        tokens: Tensor,
+        temperature: float,
+        forbidden: Tensor,
+        entropy: bool,
+        chunk: int,
+    ) -> tuple[Tensor, Tensor]:
+        dtype, count = softmax_dtype(weight.dtype), hidden.shape[0]
+        norm = torch.empty(count, dtype=dtype, device=hidden.device)
+        entropies = torch.zeros(count if entropy else 0, dtype=dtype, device=hidden.device)
+        picked = torch.empty(rows.shape[0], dtype=dtype, device=hidden.device)
+        for start in range(0, count, chunk):
+            part = slice(start, start + chunk)
+            logits = _scaled(hidden[part] @ weight.t(), temperature, forbidden)
+            norm[part] = torch.logsumexp(logits, -1)
+            here, local = _in_chunk(rows, start, chunk, count)
+            picked[here] = logits[local, tokens[here]]
+            if entropy:
+                probs = torch.softmax(logits, -1)
+                entropies[part] = norm[part] - torch.linalg.vecdot(probs, logits)
+        ctx.save_for_backward(hidden, weight, rows, tokens, forbidden, norm, entropies)
+        ctx.temperature, ctx.entropy, ctx.chunk = temperature, entropy, chunk
+        return picked - norm[rows], entropies
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        d_logprobs, d_entropies = grads
+        hidden, weight, rows, tokens, forbidden, norm, entropies = ctx.saved_tensors
+        count = hidden.shape[0]
+        d_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        d_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
+        per_row = norm.new_zeros(count).index_add_(0, rows, d_logprobs)
+        for start in range(0, count, ctx.chunk):
+            part = slice(start, start + ctx.chunk)
+            logp = _scaled(hidden[part] @ weight.t(), ctx.temperature, forbidden).sub_(norm[part, None])
+            probs = logp.exp()
+            d_logits = probs * -per_row[part, None]
+            if ctx.entropy:
+                d_logits -= d_entropies[part, None] * probs * (logp + entropies[part, None])
+            here, local = _in_chunk(rows, start, ctx.chunk, count)
+            d_logits.index_put_((local, tokens[here]), d_logprobs[here], accumulate=True)
+            d_logits = (d_logits / ctx.temperature).to(weight.dtype)
+            if d_hidden is not None:
+                torch.mm(d_logits, weight, out=d_hidden[part])
+            if d_weight is not None:
+                d_weight.addmm_(d_logits.t(), hidden[part])
+        return d_hidden, d_weight, None, None, None, None, None, None
+
+
+def _in_chunk(rows: Tensor, start: int, chunk: int, count: int) -> tuple[Tensor | slice, Tensor]:
+    """Which tokens are predicted by rows start..start+chunk, and those rows relative to start."""
+    if chunk >= count:
+        return slice(None), rows
+    here = ((rows >= start) & (rows < start + chunk)).nonzero().squeeze(1)
+    return here, rows[here] - start
