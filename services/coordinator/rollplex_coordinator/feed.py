@@ -50,7 +50,10 @@ class Feed:
         """Have the inputs of `key` made; nothing happens if they are under way."""
         if key not in self._rows:
             self._rows[key] = rows
-            self._ask(lambda cause: PrepareInputs(cause=cause, step=key, source=source, rows=rows), f"prepare {len(rows)} rows")
+            self._ask(
+                lambda cause: PrepareInputs(cause=cause, step=key, source=source, rows=rows),
+                f"prepare {len(rows)} rows",
+            )
 
     def take(self, key: int) -> StepInputs:
         """The inputs of a prepared key; pumps until they are written."""

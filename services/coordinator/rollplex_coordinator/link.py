@@ -91,7 +91,12 @@ class Link:
             if role not in self._peers:
                 waits[role] = self._new_cause()
                 self.waits.add(
-                    cause=waits[role], what="join the run", peer=str(role), now_s=now, ack_s=deadline_s, section_s=deadline_s
+                    cause=waits[role],
+                    what="join the run",
+                    peer=str(role),
+                    now_s=now,
+                    ack_s=deadline_s,
+                    section_s=deadline_s,
                 )
 
         def all_there() -> bool:
@@ -253,4 +258,6 @@ class Link:
 
 
 def _awaited(waits: list[Wait]) -> str:
-    return ", ".join(wait.what for wait in waits) or "the process to stay, though nothing was asked of it at that moment"
+    return (
+        ", ".join(wait.what for wait in waits) or "the process to stay, though nothing was asked of it at that moment"
+    )

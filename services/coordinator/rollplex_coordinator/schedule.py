@@ -254,7 +254,8 @@ class Schedule:
             self._training = self._trained
             members = self._plan.prefix[self._plan.suffix[self._trained].prefix].suffix
             yield Train(unit=self._trained, first=self._trained == members[0], release=self._trained == members[-1])
-        if self._backward_done == len(self._plan.prefix) and not self._complete:
+        all_done = self._rollout_over and self._backward_done == len(self._plan.prefix)
+        if all_done and not self._complete:
             self._complete = True
             yield Complete()
 

@@ -1,1 +1,1 @@
-"""The prefix service."""
+"""The prefix service: reference and actor prefixes, reference scores, prefix backward."""

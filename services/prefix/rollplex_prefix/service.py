@@ -1,0 +1,239 @@
+"""Carries out the prefix channel's instructions (`rollplex.protocol.prefix`).
+
+Owns this process's models over the mapped weights, its gradient arena, and the live units. Does not know when a unit
+should run, nor what the trainer does with it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from typing_extensions import assert_never
+
+from rollplex.errors import StateError
+from rollplex.layout.kv import KvLayout
+from rollplex.layout.parameters import gradient_table, parameter_table, reference_table
+from rollplex.layout.shape import read_shape
+from rollplex.memory.digest import digest
+from rollplex.memory.header import HeaderPage
+from rollplex.memory.tensors import kv_views, tensor, views
+from rollplex.model.batch import PromptBatch, prompt_batch
+from rollplex.model.build import build
+from rollplex.model.measure import SavedBytes
+from rollplex.model.prefix import export_state, prefix_backward, prefix_forward
+from rollplex.model.responses import response_batch, split_values
+from rollplex.model.setup import prepare_torch
+from rollplex.model.suffix import suffix_forward
+from rollplex.protocol.common import (
+    CachesDropped,
+    Committed,
+    DigestReply,
+    DigestRequest,
+    Drain,
+    Drained,
+    Held,
+    Leave,
+    Loaded,
+    PromptSlot,
+    SegmentRef,
+)
+from rollplex.protocol.prefix import (
+    FromPrefix,
+    LoadPrefix,
+    PrefixBackward,
+    PrefixBackwardDone,
+    PrefixForward,
+    PrefixReady,
+    ScoreSuffix,
+    SuffixScored,
+    ToPrefix,
+    Which,
+)
+from rollplex.worker import Segments
+from rollplex_prefix.units import ActorUnit, ReferenceUnit, Units
+
+Reply = Callable[[FromPrefix], None]
+
+
+class PrefixService:
+    """One prefix process. Before LoadPrefix it can do nothing."""
+
+    def __init__(self, segments: Segments) -> None:
+        self._segments = segments
+        self._loaded: _Loaded | None = None
+        self._units = Units()
+        self._inputs: set[int] = set()
+        self._arena_step = -1
+
+    def handle(self, message: ToPrefix, reply: Reply) -> None:
+        """Carry out one instruction and answer it."""
+        match message:
+            case LoadPrefix():
+                self._loaded = _Loaded(message, self._segments)
+                reply(Loaded(cause=message.cause, table_bytes=self._loaded.table.total_bytes))
+            case PrefixForward():
+                reply(self._forward(message))
+            case ScoreSuffix():
+                reply(self._score(message))
+            case PrefixBackward():
+                reply(self._backward(message))
+            case Drain():
+                self._units.require_empty()
+                reply(Drained(cause=message.cause, version=message.version))
+            case Committed():
+                self._drop_inputs()
+                header = self._ready.header.require(message.version)
+                reply(CachesDropped(cause=message.cause, version=header.version))
+            case DigestRequest():
+                header = self._ready.header.read()
+                value = digest(self._ready.mapping, self._ready.table)
+                reply(DigestReply(cause=message.cause, version=header.version, digest=value))
+            case Leave():
+                raise AssertionError("the runtime ends on Leave")
+            case _:
+                assert_never(message)
+
+    def _forward(self, message: PrefixForward) -> PrefixReady:
+        ready = self._ready
+        ready.header.require(message.version)
+        start_s = time.monotonic()
+        batch = self._batch(message.inputs, message.prompts, message.copies)
+        if message.which is Which.ACTOR:
+            held = self._actor_forward(message, batch)
+        else:
+            held = self._reference_forward(message, batch)
+        ready.header.require(message.version)
+        return PrefixReady(
+            cause=message.cause,
+            step=message.step,
+            unit=message.unit,
+            which=message.which,
+            start_s=start_s,
+            end_s=time.monotonic(),
+            vision_prompts=batch.vision_prompts * batch.copies,
+            held=(Held(lease=message.lease.lease, size_bytes=held),),
+        )
+
+    def _actor_forward(self, message: PrefixForward, batch: PromptBatch) -> int:
+        if message.kv is None:
+            raise StateError("an actor prefix needs a segment for its K/V", got="none", needed="kv")
+        ready = self._ready
+        with SavedBytes(ready.actor) as saved:
+            state = prefix_forward(ready.actor, batch, grad=True)
+        layout = KvLayout(ready.shape, batch.rows, batch.tokens, ready.table.dtype)
+        kv = kv_views(self._segments.attach(message.kv), layout)
+        export_state(state, kv)
+        self._units.keep_actor(
+            message.unit,
+            ActorUnit(step=message.step, version=message.version, state=state, segment=message.kv.segment, views=kv),
+        )
+        return saved.total_bytes
+
+    def _reference_forward(self, message: PrefixForward, batch: PromptBatch) -> int:
+        if self._ready.reference is None:
+            raise StateError(
+                "a reference prefix without a reference", got="LoadPrefix.reference None", needed="a segment"
+            )
+        state = prefix_forward(self._ready.reference, batch, grad=False)
+        groups = tuple(slot.group for slot in message.prompts)
+        self._units.keep_reference(
+            message.unit, ReferenceUnit(step=message.step, state=state, groups=groups, copies=message.copies)
+        )
+        return state.size_bytes
+
+    def _score(self, message: ScoreSuffix) -> SuffixScored:
+        ready = self._ready
+        start_s = time.monotonic()
+        entry = self._units.reference(message.unit, message.step)
+        rows = entry.rows(tuple(r.group for r in message.responses))
+        tokens, lengths = response_batch(message.responses)
+        assert ready.reference is not None, "a reference unit exists"
+        with torch.no_grad():
+            out = suffix_forward(
+                ready.reference,
+                entry.state.select(rows),
+                tokens,
+                lengths,
+                temperature=ready.temperature,
+                never_sampled=ready.never_sampled,
+            )
+        if message.release:
+            self._units.drop_reference(message.unit)
+        return SuffixScored(
+            cause=message.cause,
+            step=message.step,
+            suffix_unit=message.suffix_unit,
+            logprobs=split_values(out.logprobs, message.responses),
+            start_s=start_s,
+            end_s=time.monotonic(),
+            held=(),
+        )
+
+    def _backward(self, message: PrefixBackward) -> PrefixBackwardDone:
+        ready = self._ready
+        ready.header.require(message.version)
+        start_s = time.monotonic()
+        if self._arena_step != message.step:
+            for gradient in ready.gradients.values():
+                gradient.zero_()
+            self._arena_step = message.step
+        entry = self._units.take_actor(message.unit, message.step, message.version)
+        prefix_backward(entry.state, entry.views.d_keys, entry.views.d_values, entry.views.d_last_hidden)
+        segment = entry.segment
+        del entry
+        self._segments.detach(segment)
+        ready.header.require(message.version)
+        return PrefixBackwardDone(
+            cause=message.cause, step=message.step, unit=message.unit, start_s=start_s, end_s=time.monotonic()
+        )
+
+    def _batch(self, inputs: SegmentRef, prompts: tuple[PromptSlot, ...], copies: int) -> PromptBatch:
+        mapping = self._segments.attach(inputs)
+        self._inputs.add(inputs.segment)
+        row_width = self._ready.shape.row_width
+        return prompt_batch(lambda at, shape, dtype: tensor(mapping, at, shape, dtype), prompts, row_width, copies)
+
+    def _drop_inputs(self) -> None:
+        for segment in self._inputs:
+            self._segments.detach(segment)
+        self._inputs.clear()
+
+    @property
+    def _ready(self) -> _Loaded:
+        if self._loaded is None:
+            raise StateError("an instruction before the model is loaded", needed="LoadPrefix first")
+        return self._loaded
+
+
+class _Loaded:
+    """What LoadPrefix makes: models over the mapped segments."""
+
+    def __init__(self, message: LoadPrefix, segments: Segments) -> None:
+        spec = message.model
+        prepare_torch(spec)
+        folder = Path(spec.path)
+        self.shape = read_shape(folder)
+        self.table = parameter_table(self.shape, dtype=spec.dtype, freeze_vision=spec.freeze_vision)
+        if self.table.hash != spec.table_hash:
+            raise StateError(
+                "this process and the coordinator disagree about the parameter table",
+                got=self.table.hash,
+                needed=spec.table_hash,
+                do="Run the same version of Rollplex and the same model folder everywhere.",
+            )
+        self.temperature = message.temperature
+        self.never_sampled = spec.never_sampled
+        self.mapping = segments.attach(message.actor)
+        self.header = HeaderPage(self.mapping, run_id=segments.run_id, table_hash=self.table.hash)
+        weights = views(self.mapping, self.table)
+        self.gradients = views(segments.attach(message.gradients), gradient_table(self.table))
+        self.actor = build(folder, self.table, weights, gradients=self.gradients, freeze_vision=spec.freeze_vision)
+        self.reference = None
+        if message.reference is not None:
+            own = views(segments.attach(message.reference), reference_table(self.table))
+            self.reference = build(
+                folder, self.table, {**weights, **own}, gradients=None, freeze_vision=spec.freeze_vision
+            )
