@@ -1,0 +1,89 @@
+"""How a run is started: its directory, its resolved configuration, the coordinator's command line."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from rollplex.cli.signals import hold_back
+from rollplex.config import Config, dump, load
+from rollplex.errors import RollplexError
+from rollplex.protocol.claim import claim
+
+CONFIG_FILE = "config.yaml"
+"""In the run directory: the configuration of the run, every default written out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A run that can be started."""
+
+    config: Config
+    config_file: Path
+    run_dir: Path
+
+
+def prepare(file: Path, overrides: Sequence[str], run_dir: Path | None, runs_dir: Path) -> Prepared:
+    """Check the configuration and write it, resolved, into the run directory.
+
+    Args:
+        file: the user's YAML file.
+        overrides: `a.b=v` each.
+        run_dir: where the run leaves its files; None: a new folder in `runs_dir`, by the run's name and the time.
+        runs_dir: see `run_dir`.
+
+    Raises:
+        ConfigError: a configuration that cannot run, or a run directory that cannot be used or is in use.
+    """
+    config = load(file, overrides)
+    run_dir = (run_dir or fresh(runs_dir, f"{config.run.name}-{time.strftime('%Y%m%d-%H%M%S')}")).absolute()
+    with claim(run_dir, config.run.name):  # so that the configuration of a run that is going on is not overwritten
+        config_file = run_dir / CONFIG_FILE
+        partial = run_dir / f"{CONFIG_FILE}.{os.getpid()}.new"
+        partial.write_text(dump(config), encoding="utf-8")
+        partial.replace(config_file)
+    return Prepared(config=config, config_file=config_file, run_dir=run_dir)
+
+
+def fresh(folder: Path, name: str) -> Path:
+    """`folder`/`name`, or the first of `name`-2, `name`-3, … that is not there."""
+    path, number = folder / name, 1
+    while path.exists():
+        number += 1
+        path = folder / f"{name}-{number}"
+    return path
+
+
+def coordinator_command(
+    prepared: Prepared, *, iterations: int | None = None, serve: bool = False, die_with_parent: bool = False
+) -> list[str]:
+    """The command line of the coordinator for a prepared run."""
+    command = [sys.executable, "-m", "rollplex_coordinator"]
+    command += ["--config", str(prepared.config_file), "--run-dir", str(prepared.run_dir)]
+    if iterations is not None:
+        command += ["--iterations", str(iterations)]
+    if serve:
+        command.append("--serve")
+    if die_with_parent:
+        command.append("--die-with-parent")
+    return command
+
+
+def become(command: Sequence[str]) -> NoReturn:
+    """Replace this process by `command`. SIGINT and SIGTERM wait until it lets them through (see `signals`).
+
+    Raises:
+        RollplexError: the program cannot be started.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    hold_back()
+    try:
+        os.execv(command[0], list(command))  # noqa: S606 - no shell is wanted
+    except OSError as error:
+        raise RollplexError("The coordinator cannot be started", got=str(error), where=command[0]) from error
