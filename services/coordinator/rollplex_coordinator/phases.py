@@ -6,7 +6,11 @@ from enum import IntEnum
 
 
 class Phase(IntEnum):
-    """What the node is doing (design section 2). Exactly one at a time."""
+    """What the node is doing (design section 2). Exactly one at a time.
+
+    The numbers are the order: whoever enters a phase of a lower number begins a new round (normally EVAL, CHECKPOINT or
+    UPDATE to IDLE or ROLLOUT), and nothing that belongs to one iteration survives that.
+    """
 
     IDLE = 0
     """Between iterations; nothing is running."""
@@ -25,13 +29,8 @@ class Phase(IntEnum):
     EVAL = 7
     """Greedy rollout at a fixed version; changes nothing."""
     DRAIN = 8
-    """The run is ending: what runs is finished, nothing new starts."""
+    """The run is ending: what runs is finished, nothing new starts. Nothing follows."""
 
 
-ITERATION = (Phase.ROLLOUT, Phase.SCORE, Phase.TRAIN, Phase.UPDATE)
-"""The phases of one iteration, in order."""
-
-
-def rest_of_iteration(phase: Phase) -> tuple[Phase, ...]:
-    """`phase` and what is still to come in its iteration; only itself outside an iteration."""
-    return ITERATION[ITERATION.index(phase) :] if phase in ITERATION else (phase,)
+WORKING_PHASES = tuple(phase for phase in Phase if phase is not Phase.DRAIN)
+"""All in which memory is planned for: in DRAIN it is only given back."""
