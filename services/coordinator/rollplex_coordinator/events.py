@@ -321,11 +321,12 @@ def step_of(event: Event) -> int | None:
 
 
 def encode(event: Event) -> str:
-    """The event as one line of JSON, {"type": ..., ...}.
+    """The event as one line of JSON, {"type": ..., ...}. A phase must have been given by name.
 
     Characters that UTF-8 cannot carry (from file names that are not UTF-8) are written as backslash escapes: an event
     about an error must not fail for the error's own text.
     """
+    assert isinstance(getattr(event, "phase", ""), str), f"{type_of(event)}: a phase is journalled as Phase.name"
     try:
         return _ENCODER.encode(event).decode()
     except UnicodeEncodeError:

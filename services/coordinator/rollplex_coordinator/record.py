@@ -48,7 +48,7 @@ class Record:
         now = time.monotonic()
         self.phase_seconds[self.phase] = self.phase_seconds.get(self.phase, 0.0) + now - self.phase_since_s
         self.phase, self.phase_since_s = phase, now
-        self.append(PhaseEntered(phase=phase, start_s=now, step=self.step))
+        self.append(PhaseEntered(phase=phase.name, start_s=now, step=self.step))
 
     def metrics(self, row: dict[str, object]) -> None:
         """One line of metrics.jsonl."""
