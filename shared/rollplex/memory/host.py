@@ -118,6 +118,7 @@ class HostBackend:
         except OSError as error:
             raise _not_made(size_bytes, name, error) from error
         try:
+            _check_available(size_bytes, name)
             os.posix_fallocate(fd, 0, size_bytes)
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
         except BaseException as error:
@@ -173,7 +174,10 @@ def _check_request(size_bytes: int, name: str) -> None:
         raise SegmentError("A segment cannot have this size", got=f"{size_bytes} bytes", needed="1 byte or more")
     if not name or "\0" in name or len(name.encode()) > _MAX_NAME_BYTES:
         raise SegmentError("A segment cannot have this name", got=repr(name), needed=f"1 to {_MAX_NAME_BYTES} bytes")
-    # Without this question the kernel might answer with the OOM killer.
+
+
+def _check_available(size_bytes: int, name: str) -> None:
+    """Asked before the kernel is, whose answer might be the OOM killer."""
     available = available_bytes()
     if size_bytes > available:
         raise SegmentError(
