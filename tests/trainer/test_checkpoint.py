@@ -192,6 +192,15 @@ def test_saving_the_same_checkpoint_twice_keeps_the_first(tmp_path: Path) -> Non
     assert latest(tmp_path) == tmp_path / "step_1"
 
 
+def test_a_manifest_copied_from_the_starting_folder_is_replaced(tmp_path: Path) -> None:
+    def copy_all(folder: Path) -> None:
+        fill(folder)
+        (folder / "MANIFEST.json").write_text("of another folder")
+
+    save_version(tmp_path, 1, copy_all)
+    assert "MANIFEST.json" not in verify(tmp_path / "step_1").files
+
+
 def test_another_checkpoint_in_the_way_is_refused_and_kept(tmp_path: Path) -> None:
     save_version(tmp_path, 1)
     with pytest.raises(CheckpointError, match="Another checkpoint"):

@@ -150,6 +150,7 @@ def _write_folder(
     try:
         temporary.mkdir(mode=0o755)
         write(temporary)
+        (temporary / MANIFEST).unlink(missing_ok=True)  # of the checkpoint that the run started from
         entries = {name: _hash_file(path, sync=True) for name, path in sorted(_files(temporary))}
         manifest = Manifest(format=FORMAT, identity=identity, libraries=libraries, files=entries)
         _write_file(temporary / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest, order="sorted"), indent=1))

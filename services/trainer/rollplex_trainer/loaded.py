@@ -1,0 +1,148 @@
+"""What LoadTrainer makes: the model, arenas and optimizer over the mapped segments.
+
+Owns: filling them for a new run, and the bytes of a checkpoint. Does not know: steps, messages but the one that it is
+made from.
+"""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+from typing import Protocol
+
+import safetensors
+import torch
+import transformers
+from safetensors.torch import save_file
+from torch import Tensor
+
+import rollplex
+from rollplex.errors import ModelError
+from rollplex.layout.optimizer import optimizer_table
+from rollplex.layout.parameters import ParameterTable, gradient_table, parameter_table, reference_table
+from rollplex.layout.shape import read_shape
+from rollplex.memory.digest import digest
+from rollplex.memory.header import HeaderPage
+from rollplex.memory.segment import Mapping
+from rollplex.memory.tensors import DTYPES, optimizer_views, tensor, views
+from rollplex.model.build import build
+from rollplex.model.setup import prepare_torch
+from rollplex.model.weights import fill, save_folder
+from rollplex.protocol.common import SegmentRef
+from rollplex.protocol.trainer import LoadTrainer
+from rollplex_trainer.optimizer import SegmentOptimizer
+
+TRAINING_FOLDER = "training"
+"""Inside a checkpoint; engines that read every *.safetensors of a model folder must not meet the optimizer's."""
+
+
+class SegmentSource(Protocol):
+    """What the trainer needs of `rollplex.worker.Segments`."""
+
+    @property
+    def run_id(self) -> str: ...
+
+    def attach(self, ref: SegmentRef) -> Mapping: ...
+
+    def detach(self, segment: int) -> None: ...
+
+
+class LoadedTrainer:
+    """Everything of one trainer that lasts longer than a step."""
+
+    def __init__(self, message: LoadTrainer, segments: SegmentSource) -> None:
+        """Fill the segments for a new run and publish version 0.
+
+        Raises:
+            ModelError: the folder cannot be loaded, or the coordinator has another parameter table.
+            SegmentError: a segment that is not what it should be.
+        """
+        spec = message.model
+        prepare_torch(spec)
+        self.algorithm = message.algorithm
+        self.settings = message.optimizer
+        self.never_sampled = spec.never_sampled
+        self.folder = Path(spec.path)
+        self.shape = read_shape(self.folder)
+        self.table = parameter_table(self.shape, dtype=spec.dtype, freeze_vision=spec.freeze_vision)
+        if self.table.hash != spec.table_hash:
+            raise ModelError(
+                "This process and the coordinator disagree about the parameter table",
+                got=self.table.hash,
+                needed=spec.table_hash,
+                do="Run the same version of Rollplex and the same model folder everywhere",
+                where=spec.path,
+            )
+        self.mapping = segments.attach(message.actor)
+        self.header = HeaderPage(self.mapping, run_id=segments.run_id, table_hash=self.table.hash)
+        self.weights = views(self.mapping, self.table)
+        self.parameters = _flat(self.mapping, self.table)
+        fill(self.table, self.weights, self.folder)
+        if message.reference is not None:
+            self._fill_reference(segments.attach(message.reference))
+
+        arena_table = gradient_table(self.table)
+        arena = segments.attach(message.gradients)
+        gradients = views(arena, arena_table)
+        self.arena = _flat(arena, arena_table)
+        self.arena.zero_()
+        self.prefix_arena = _flat(segments.attach(message.prefix_gradients), arena_table)
+        self.model = build(self.folder, self.table, self.weights, gradients=gradients, freeze_vision=spec.freeze_vision)
+
+        settings = message.optimizer
+        self._state_table = optimizer_table(self.table, name=settings.name, momentum=settings.momentum)
+        self._state = optimizer_views(segments.attach(message.optimizer_state), self._state_table)
+        self.optimizer = SegmentOptimizer(
+            settings, self.table, weights=self.weights, gradients=gradients, state=self._state
+        )
+        self.optimizer.reset()
+        self.header.initialise(0, self.digest())
+
+    def digest(self) -> str:
+        """Of the weights as they lie in the segment now."""
+        return digest(self.mapping, self.table)
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """About what `write_checkpoint` writes."""
+        return self.table.total_bytes + self._state_table.total_bytes
+
+    def write_checkpoint(self, folder: Path, state_json: str) -> None:
+        """Fill a folder: the model as `from_pretrained` wants it, and under `training` the optimizer's state (names
+        `<kind>.<stored name>`, and `step`) and what the coordinator keeps.
+
+        Raises:
+            CheckpointError: a file cannot be written.
+        """
+        save_folder(self.table, self.weights, self.folder, folder)
+        inner = folder / TRAINING_FOLDER
+        inner.mkdir()
+        tensors = {
+            f"{kind}.{name}": value for kind, values in self._state.states.items() for name, value in values.items()
+        }
+        tensors["step"] = self._state.step
+        save_file(tensors, inner / "optimizer.safetensors", metadata={"optimizer": self._state_table.name})
+        (inner / "state.json").write_text(state_json, encoding="utf-8")
+
+    def _fill_reference(self, mapping: Mapping) -> None:
+        """The trainable weights as they are now; frozen ones are read from the actor's segment."""
+        for name, value in views(mapping, reference_table(self.table)).items():
+            value.copy_(self.weights[name])
+
+
+def libraries() -> dict[str, str]:
+    """Versions of what decides the numbers of a run, for the manifest of a checkpoint."""
+    return {
+        "python": platform.python_version(),
+        "rollplex": rollplex.__version__,
+        "safetensors": safetensors.__version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+
+
+def _flat(mapping: Mapping, table: ParameterTable) -> Tensor:
+    """All numbers of a segment after its header as one tensor, alignment gaps (0) included."""
+    dtype = DTYPES[table.dtype]
+    count = (table.total_bytes - table.header_bytes) // dtype.itemsize
+    return tensor(mapping, table.header_bytes, (count,), dtype)
