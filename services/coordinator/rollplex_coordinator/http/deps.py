@@ -1,0 +1,44 @@
+"""What routes are given: the control, the streams, the metrics. The only place that knows where an app keeps them."""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias, cast
+
+from fastapi import Depends, FastAPI, Request
+from msgspec import Struct
+
+from rollplex_coordinator.http.control import Control
+from rollplex_coordinator.http.health import Health
+from rollplex_coordinator.http.streams import Streams
+from rollplex_coordinator.metrics import Metrics
+
+
+class Parts(Struct, frozen=True, kw_only=True):
+    """What an app is made of."""
+
+    control: Control
+    streams: Streams
+    metrics: Metrics
+    health: Health
+
+
+def keep(app: FastAPI, parts: Parts) -> None:
+    """Give an app its parts."""
+    app.state.rollplex = parts
+
+
+def parts_of(app: FastAPI) -> Parts:
+    """The parts of an app."""
+    return cast("Parts", app.state.rollplex)
+
+
+def _parts(request: Request) -> Parts:
+    return parts_of(cast("FastAPI", request.app))
+
+
+def _control(request: Request) -> Control:
+    return _parts(request).control
+
+
+PartsDep: TypeAlias = Annotated[Parts, Depends(_parts)]
+ControlDep: TypeAlias = Annotated[Control, Depends(_control)]

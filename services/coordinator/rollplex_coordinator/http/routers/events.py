@@ -1,0 +1,35 @@
+"""The event stream."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Query
+from starlette.responses import Response
+
+from rollplex_coordinator.http.deps import PartsDep
+from rollplex_coordinator.http.errors import MalformedError
+from rollplex_coordinator.http.streams import EventStream
+
+router = APIRouter(tags=["events"])
+MAX_ID = 2**63 - 1
+
+
+@router.get("/events", response_class=Response, responses={200: {"content": {"text/event-stream": {}}}})
+async def stream_events(
+    parts: PartsDep,
+    after: Annotated[int, Query(ge=0, le=MAX_ID)] = 0,
+    follow: bool = True,
+    last_event_id: Annotated[str | None, Header(max_length=32)] = None,
+) -> EventStream:
+    """Every event of the run as server-sent events. Ids are the journal's: the stream goes on after the header
+    Last-Event-ID, or else after the id `after`. With follow=false it ends at the present."""
+    if last_event_id:
+        after = _id(last_event_id)
+    return EventStream(parts.streams, after=after, follow=follow)
+
+
+def _id(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and int(text) <= MAX_ID):
+        raise MalformedError("Last-Event-ID is no event's id", got=text, needed="a whole number")
+    return int(text)

@@ -1,0 +1,142 @@
+"""uvicorn in a thread of its own, on a socket that was bound before anything else was done.
+
+    core's thread ──start──► HTTP thread: event loop ──sync routes──► worker threads ──Control──► core's mailbox
+    start  waits for: the loop to accept           unblocked by: that, the thread's end, the deadline
+    stop   waits for: requests and streams to end  unblocked by: that, uvicorn's patience, the deadline
+
+Owns socket and thread. Installs no signal handler (uvicorn does so in the main thread only) and writes nothing to
+stdout; errors go to `logging`. The thread is a daemon: it never keeps a process alive.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import socket
+import threading
+import time
+
+import uvicorn
+from fastapi import FastAPI
+
+from rollplex.errors import ConfigError, WaitError
+from rollplex_coordinator.http.deps import parts_of
+from rollplex_coordinator.http.port import listening_process
+
+BACKLOG = 128
+MAX_REQUESTS = 256
+PATIENCE_S = 1
+"""After a stop: how long requests and streams may go on before they are cancelled."""
+_POLL_S = 0.01
+
+_log = logging.getLogger(__name__)
+
+
+def listen(host: str, port: int, *, allow_remote: bool = False) -> socket.socket:
+    """A listening socket on `host` and `port` (0: any free one; `getsockname` says which).
+
+    Listens at once: two sockets that are only bound could share a port.
+
+    Raises:
+        ConfigError: the port is taken (names by whom, where that can be seen), or the address is not this machine's,
+            or other machines can reach it and `allow_remote` is False.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        if not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback and not allow_remote:
+            raise ConfigError(
+                "the control API would be open to other machines",
+                got=f"http.host {host}",
+                needed="a loopback address, or http.allow_remote: true",
+                do="Keep 127.0.0.1 and use an SSH tunnel; the token travels in clear text.",
+            )
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ConfigError("http.host is no address of this machine", got=f"{host}: {error}") from error
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"the control API cannot listen on {host}, port {port}",
+            got=f"{error.strerror}{listening_process(port)}",
+            needed="a free port of this machine",
+            do="Stop the other program, or set http.port to another one, or to 0 for any.",
+        ) from error
+    return listener
+
+
+class Server:
+    """One app on one listening socket, which it owns from here on."""
+
+    def __init__(self, app: FastAPI, listener: socket.socket) -> None:
+        host, self.port = listener.getsockname()[:2]
+        self.url = f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+        self._streams = parts_of(app).streams
+        self._listener = listener
+        self._failure: BaseException | None = None
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                app,
+                loop="asyncio",
+                http="h11",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                log_level=logging.CRITICAL,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                limit_concurrency=MAX_REQUESTS,
+                timeout_graceful_shutdown=PATIENCE_S,
+            )
+        )
+        self._thread = threading.Thread(target=self._run, name="http", daemon=True)
+
+    def start(self, deadline_s: float = 10.0) -> None:
+        """Serve; returns once requests are accepted.
+
+        Raises:
+            WaitError: that did not happen in time, or the thread ended.
+        """
+        self._thread.start()
+        until = time.monotonic() + deadline_s
+        while not self._server.started:
+            if not self._thread.is_alive() or time.monotonic() >= until:
+                raise WaitError(
+                    "the HTTP thread does not serve",
+                    got=repr(self._failure) if self._failure else f"nothing for {deadline_s:g} s",
+                    where=self.url,
+                )
+            time.sleep(_POLL_S)
+
+    def stop(self, deadline_s: float = 5.0) -> None:
+        """End streams and requests, then the thread. May be called twice, and without `start`.
+
+        Streams first send what is in the journal. What still runs after PATIENCE_S is cancelled; a call of the core
+        that waits is not, so let those end first.
+
+        Raises:
+            WaitError: the thread did not end in time. It is a daemon and may be left.
+        """
+        self._streams.stop()
+        self._server.should_exit = True
+        if self._thread.ident is not None:
+            self._thread.join(deadline_s)
+        self._listener.close()
+        if self._thread.is_alive():
+            raise WaitError(
+                "the HTTP thread does not end",
+                got=f"{self._streams.open} open streams after {deadline_s:g} s",
+                needed="every call of the core to end",
+                where=self.url,
+            )
+
+    def _run(self) -> None:
+        try:
+            self._server.run(sockets=[self._listener])
+        except BaseException as failure:  # noqa: BLE001 - the thread's outer loop; `start` shows it
+            self._failure = failure
+            _log.exception("the HTTP thread ended")
