@@ -13,9 +13,12 @@ def table(view: LedgerView) -> str:
 
 
 def align(rows: Sequence[Sequence[str]], *, indent: int = 2) -> str:
-    """Columns; cells that are numbers go to the right, the first row is the heading."""
+    """Columns; those of numbers (or nothing) go to the right; the first row is the heading."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    numeric = [all(_is_number(row[column]) for row in rows[1:]) for column in range(len(rows[0]))]
+    numeric = [
+        all(_is_number(row[column]) for row in rows[1:]) and any(row[column] for row in rows[1:])
+        for column in range(len(rows[0]))
+    ]
     lines = []
     for row in rows:
         cells = (
@@ -32,7 +35,7 @@ def number(size_bytes: int) -> str:
 
 
 def _is_number(cell: str) -> bool:
-    return cell.replace(",", "").lstrip("-").isdigit()
+    return not cell or cell.replace(",", "").isdigit()
 
 
 def _device(device: DeviceView, phase: str) -> str:
