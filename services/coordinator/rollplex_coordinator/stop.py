@@ -48,6 +48,8 @@ class Signals(Struct, kw_only=True):
 
         for signum in (signal.SIGINT, signal.SIGTERM):
             signal.signal(signum, note)
+        # Whoever started us holds them back until here, so that Python's own start is not interrupted (cli/signals.py).
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
         return signals
 
     def raise_stop(self) -> None:
