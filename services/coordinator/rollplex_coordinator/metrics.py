@@ -186,26 +186,23 @@ def _of_status(status: StatusView) -> Families:
 
 
 def _of_ledger(ledger: LedgerView) -> Families:
-    devices = ledger.devices
     for name, text, values in (
-        ("budget", "Budget", [(x.device, x.budget_bytes) for x in devices]),
-        ("leased", "Leased", [(x.device, x.held_bytes) for x in devices]),
-        ("reserved", "Set aside and not leased", [(x.device, x.reserved_bytes) for x in devices]),
-        ("free", "Neither leased nor set aside", [(x.device, x.free_bytes) for x in devices]),
+        ("budget", "Budget", [(x.device, x.budget_bytes) for x in ledger.devices]),
+        ("leased", "Leased", [(x.device, x.leased_bytes) for x in ledger.devices]),
+        ("reserved", "Set aside for leases to come", [(x.device, x.reserved_bytes) for x in ledger.devices]),
+        ("peak", "Most leased at once", [(x.device, x.peak_bytes) for x in ledger.devices]),
     ):
         yield _table(f"rollplex_{name}_bytes", f"{text}.", ["device"], [((device,), n) for device, n in values])
-    peaks = [((x.device, phase), size) for x in devices for phase, size in x.peak_bytes.items()]
-    yield _table("rollplex_peak_bytes", "Most leased at once.", ["device", "phase"], peaks)
     labels = ["device", "kind", "owner"]
     leased: dict[tuple[str, ...], float] = {}
-    measured: dict[tuple[str, ...], float] = {}
+    held: dict[tuple[str, ...], float] = {}
     for lease in ledger.leases:
         key = (lease.device, str(lease.kind), lease.owner)
         leased[key] = leased.get(key, 0) + lease.size_bytes
-        if lease.measured_bytes is not None:
-            measured[key] = measured.get(key, 0) + lease.measured_bytes
+        if lease.held_bytes is not None:
+            held[key] = held.get(key, 0) + lease.held_bytes
     yield _table("rollplex_lease_bytes", "Leased, by kind and owner.", labels, list(leased.items()))
-    yield _table("rollplex_measured_bytes", "Measured under leases that were.", labels, list(measured.items()))
+    yield _table("rollplex_held_bytes", "Held under leases, as measured.", labels, list(held.items()))
     yield _gauge("rollplex_lease_requests_waiting", "Requests that wait for memory.", len(ledger.waiting))
 
 

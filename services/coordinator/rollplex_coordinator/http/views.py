@@ -124,36 +124,27 @@ class LeaseView(View):
     lease: int
     kind: Kind
     owner: str
-    purpose: str
+    purpose: str = ""
     device: str
     size_bytes: int
-    measured_bytes: int | None = None
-    """What really lies under it, as its owner or the kernel measured; null where nobody has measured yet."""
-    segment: bool
-    """False: private memory of the owner."""
-    last_consumer: str
+    held_bytes: int | None = None
+    """What really lies under it, as its owner measured last; null where it has not measured yet."""
+    segment: int | None = None
+    """Null: private memory of the owner."""
+    last_consumer: str = ""
     """Whose being done with it ends the lease."""
-    last_phase: str
-    """It ends with this phase at the latest."""
+    age_s: float = 0.0
 
 
 class LeaseRequestView(View):
     """A request that waits for memory."""
 
+    kind: Kind
     owner: str
+    purpose: str = ""
     device: str
     size_bytes: int
-    purposes: tuple[str, ...]
-    last_phase: str
-
-
-class ReservationView(View):
-    """Bytes that are kept free for leases to come."""
-
-    name: str
-    size_bytes: int
-    drawn_bytes: int
-    phases: tuple[str, ...]
+    age_s: float = 0.0
 
 
 class BudgetView(View):
@@ -161,20 +152,16 @@ class BudgetView(View):
 
     device: str
     budget_bytes: int
-    held_bytes: int
-    """Leased now."""
-    reserved_bytes: int
-    """Set aside in this phase, and not leased."""
-    free_bytes: int
-    peak_bytes: dict[str, int]
-    """The most that was leased at once, by phase."""
-    reservations: tuple[ReservationView, ...] = ()
+    leased_bytes: int
+    reserved_bytes: int = 0
+    """Set aside in this phase for leases to come."""
+    peak_bytes: int
+    """The most that was ever leased at once."""
 
 
 class LedgerView(View):
     """Who may hold how much memory."""
 
-    phase: str
     devices: tuple[BudgetView, ...]
     leases: tuple[LeaseView, ...]
     waiting: tuple[LeaseRequestView, ...] = ()
