@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 
 from rollplex.layout.parameters import ParameterTable, parameter_table
 from rollplex.layout.shape import ModelShape, VisionShape
-from rollplex.memory import Backend, backend
+from rollplex.memory import Backend, Mapping, backend
 from rollplex.memory.fds import send
 
 # A backend for memory of a device joins here as pytest.param("cuda", marks=pytest.mark.gpu).
@@ -53,6 +54,24 @@ def open_fds() -> Callable[[], set[str]]:
         return found
 
     return now
+
+
+@pytest.fixture
+def new_mapping(memory: Backend) -> Iterator[Callable[[int], Mapping]]:
+    """new_mapping(size_bytes) makes and maps a segment. It is closed after the test, whose tensors must be gone then."""
+    mappings: list[Mapping] = []
+
+    def new(size_bytes: int) -> Mapping:
+        fd = memory.create(size_bytes, "test")
+        try:
+            mappings.append(memory.map(fd, size_bytes))
+        finally:
+            os.close(fd)
+        return mappings[-1]
+
+    yield new
+    for mapping in mappings:
+        mapping.close()
 
 
 StartOther: TypeAlias = Callable[[int, str], tuple[socket.socket, "subprocess.Popen[bytes]"]]

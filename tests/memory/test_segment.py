@@ -167,10 +167,10 @@ def test_words_are_whole_64_bit_numbers_at_aligned_offsets(memory: Backend, fd: 
 
 def test_a_closed_mapping_refuses_every_access_and_may_be_closed_again(memory: Backend, fd: int) -> None:
     mapping = memory.map(fd, SIZE_BYTES)
-    assert not mapping.closed
+    closed = [mapping.closed]
     mapping.close()
     mapping.close()
-    assert mapping.closed
+    assert [*closed, mapping.closed] == [False, True]
     for attempt in (
         lambda: mapping.read(0, 1),
         lambda: mapping.write(0, b"x"),
