@@ -1,8 +1,9 @@
-"""The input child's client: which rows a step has, and their inputs segment, prepared one step ahead.
+"""The input child's client: the inputs segment of each step, prepared one step ahead.
 
     PrepareInputs ─► InputsSized ─► lease, segment ─► WriteInputs ─► InputsWritten
 
-Owns the inputs segments. Knows nothing of what the rows mean.
+Owns the inputs segments. Their leases may outlive a step's last phase, since the next step's inputs are made meanwhile;
+each is given back when its own step is over. Knows nothing of what the rows mean.
 """
 
 from __future__ import annotations
@@ -17,8 +18,6 @@ from rollplex_coordinator.hub import Peer
 from rollplex_coordinator.link import Link
 from rollplex_coordinator.memory import Block, Memory, Want
 from rollplex_coordinator.phases import Phase
-
-RESERVATION = "inputs"
 
 
 class StepInputs(Struct, frozen=True, kw_only=True):
@@ -66,24 +65,25 @@ class Feed:
         self._memory.release(inputs.block)
 
     def _on_sized(self, _peer: Peer, message: InputsSized) -> None:
-        block = self._memory.now(
-            Want(
-                kind=Kind.INPUTS,
-                size_bytes=message.size_bytes,
-                owner=Role.INPUT,
-                last_consumer=Role.PREFIX,
-                first=Phase.ROLLOUT,
-                last=Phase.TRAIN,
-                purpose=f"inputs of step {message.step}",
-                segment=True,
-                reservation=RESERVATION,
+        want = Want(
+            kind=Kind.INPUTS,
+            size_bytes=message.size_bytes,
+            owner=Role.INPUT,
+            last_consumer=Role.PREFIX,
+            first=Phase.LOAD,
+            last=Phase.DRAIN,
+            purpose=f"inputs of step {message.step}",
+            segment=True,
+        )
+
+        def granted(blocks: tuple[Block, ...]) -> None:
+            self._sized[message.step] = (message.prompts, blocks[0])
+            self._ask(
+                lambda cause: WriteInputs(cause=cause, step=message.step, segment=blocks[0].ref),
+                f"write the inputs of {len(message.prompts)} prompts",
             )
-        )
-        self._sized[message.step] = (message.prompts, block)
-        self._ask(
-            lambda cause: WriteInputs(cause=cause, step=message.step, segment=block.ref),
-            f"write the inputs of {len(message.prompts)} prompts",
-        )
+
+        self._memory.when_free((want,), granted)
 
     def _on_written(self, _peer: Peer, message: InputsWritten) -> None:
         prompts, block = self._sized.pop(message.step)

@@ -9,6 +9,7 @@ message means, and keeps no deadlines.
 from __future__ import annotations
 
 import logging
+import math
 import socket
 from typing import Any, TypeAlias
 
@@ -146,7 +147,7 @@ class Hub:
     def poll(self, timeout_s: float) -> list[Event]:
         """Wait at most `timeout_s` and return what happened."""
         events: list[Event] = []
-        for source, _ in self._poller.poll(max(0.0, timeout_s * 1000)):
+        for source, _ in self._poller.poll(max(0, math.ceil(timeout_s * 1000))):
             if source is self._router:
                 events += self._receive_all()
             elif source == self._listener.fileno():
@@ -228,7 +229,7 @@ class Hub:
             self._drop_stream(fd)
             if peer is None:
                 return []
-            log.info("stream of %s ended: %s", peer, error or "end of file")
+            log.info("stream of %s ended: %s", peer, str(error) or "end of file")
             self._admitted.pop(peer.identity, None)
             self._joined.pop(peer.identity, None)
             return [Gone(peer=peer)]

@@ -56,9 +56,11 @@ class Link:
         self._ack_s = ack_s
         self._clock = clock
         self._peers: dict[Role, Peer] = {}
+        self._heard: dict[Role, float] = {}
         self._next_cause = 1
         self._handlers: dict[type, Callable[[Peer, Any], None]] = {}
         self._ready: dict[str, Callable[[], None]] = {}
+        self.after_turn: Callable[[], None] = lambda: None
         self.on_joined: Callable[[Peer], None] = lambda _: None
         self.on_gone: Callable[[Peer, str], None] = lambda _peer, _how: None
 
@@ -78,6 +80,10 @@ class Link:
         """Undo `watch`."""
         self._ready.pop(tag, None)
         self.hub.unwatch(fd)
+
+    def heard_s(self, role: Role) -> float | None:
+        """When the role's last message arrived, by this link's clock; None before the first."""
+        return self._heard.get(role)
 
     def await_peers(self, roles: Iterable[Role], deadline_s: float) -> None:
         """Pump until every role has joined.
@@ -184,6 +190,7 @@ class Link:
             for event in self.hub.poll(max(0.0, timeout)):
                 self._handle(event)
             self.waits.check(self._clock())
+            self.after_turn()
 
     def _handle(self, event: Joined | Arrived | Gone | Ready) -> None:
         match event:
@@ -198,6 +205,7 @@ class Link:
                 self._ready[tag]()
 
     def _arrived(self, peer: Peer, message: Any) -> None:
+        self._heard[peer.role] = self._clock()
         match message:
             case Received():
                 self.waits.received(message.cause, str(peer))

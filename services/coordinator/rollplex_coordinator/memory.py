@@ -5,6 +5,7 @@ Owns the blocks of the node. Does not decide what fits (ledger) nor when a block
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from msgspec import Struct
@@ -13,7 +14,7 @@ from rollplex.errors import BudgetError
 from rollplex.protocol.common import Device, Held, Kind, LeaseRef, SegmentRef
 from rollplex_coordinator.events import LeaseGranted, LeaseReleased, LeaseWaiting
 from rollplex_coordinator.holder import Holder
-from rollplex_coordinator.ledger import Granted, Ledger, LeaseRequest, LedgerView
+from rollplex_coordinator.ledger import Granted, LeaseRequest, Ledger, LedgerView
 from rollplex_coordinator.phases import Phase
 from rollplex_coordinator.record import Record
 
@@ -64,8 +65,9 @@ class Memory:
         self._record = record
         self._device = device
         self._blocks: dict[int, Block] = {}
-        self._waiting: dict[int, tuple[Want, Callable[[Block], None]]] = {}
+        self._waiting: dict[int, tuple[tuple[Want, ...], Callable[[tuple[Block, ...]], None]]] = {}
         self._held: dict[int, int] = {}
+        self._since: dict[int, float] = {}
 
     def now(self, want: Want) -> Block:
         """A block that must fit at this moment.
@@ -75,7 +77,7 @@ class Memory:
         """
         answer = self._ledger.request(self._request(want))
         if isinstance(answer, Granted):
-            return self._grant(answer.lease, want)
+            return self._grant(answer, (want,))[0]
         raise BudgetError(
             f"no memory for {want.purpose}",
             got=f"{want.size_bytes} bytes asked for",
@@ -83,33 +85,34 @@ class Memory:
             do="This is an error of Rollplex: a reservation was planned too small.\n" + self._ledger.table(),
         )
 
-    def when_free(self, want: Want, then: Callable[[Block], None]) -> None:
-        """A block as soon as it fits, first come first served; `then` is called at once if it fits now.
+    def when_free(self, wants: tuple[Want, ...], then: Callable[[tuple[Block, ...]], None]) -> None:
+        """Blocks as soon as they fit, all together, first come first served; `then` is called at once if they fit now.
 
         Raises:
-            BudgetError: it can never fit.
+            BudgetError: they can never fit.
         """
-        answer = self._ledger.request(self._request(want))
+        answer = self._ledger.request(*(self._request(want) for want in wants))
         if isinstance(answer, Granted):
-            then(self._grant(answer.lease, want))
+            then(self._grant(answer, wants))
             return
-        self._waiting[answer.request] = (want, then)
-        self._record.append(
-            LeaseWaiting(
-                kind=want.kind,
-                owner=want.owner,
-                device=self._device,
-                size_bytes=want.size_bytes,
-                free_bytes=max(0, self._ledger.free_bytes(self._device)),
-                step=self._record.step,
+        self._waiting[answer.request] = (wants, then)
+        for want in wants:
+            self._record.append(
+                LeaseWaiting(
+                    kind=want.kind,
+                    owner=want.owner,
+                    device=self._device,
+                    size_bytes=want.size_bytes,
+                    free_bytes=max(0, self._ledger.free_bytes(self._device)),
+                    step=self._record.step,
+                )
             )
-        )
 
     def release(self, block: Block) -> None:
         """The block's last consumer is done: give it back, and serve who waits."""
         if block.segment is not None:
             self._holder.close(block.segment.segment)
-        del self._blocks[block.lease]
+        del self._blocks[block.lease], self._since[block.lease]
         granted = self._ledger.release(block.lease, block.want.owner)
         self._record.append(
             LeaseReleased(
@@ -142,14 +145,27 @@ class Memory:
             if block.segment is not None
         }
 
+    def held_bytes(self, lease: int) -> int | None:
+        """What the worker measured last under a private lease; None where it has not."""
+        return self._held.get(lease)
+
+    def segment_of(self, lease: int) -> int | None:
+        """The segment behind a lease; None for private memory."""
+        block = self._blocks.get(lease)
+        return block.segment.segment if block is not None and block.segment is not None else None
+
+    def age_s(self, lease: int) -> float:
+        """Since the grant."""
+        return time.monotonic() - self._since.get(lease, time.monotonic())
+
     def view(self) -> LedgerView:
         """The ledger as it stands."""
         return self._ledger.snapshot()
 
     def _serve(self, granted: tuple[Granted, ...]) -> None:
         for grant in granted:
-            want, then = self._waiting.pop(grant.request)
-            then(self._grant(grant.lease, want))
+            wants, then = self._waiting.pop(grant.request)
+            then(self._grant(grant, wants))
 
     def _request(self, want: Want) -> LeaseRequest:
         return LeaseRequest(
@@ -165,10 +181,14 @@ class Memory:
             reservation=want.reservation,
         )
 
-    def _grant(self, lease: int, want: Want) -> Block:
+    def _grant(self, granted: Granted, wants: tuple[Want, ...]) -> tuple[Block, ...]:
+        return tuple(self._make(lease.id, want) for lease, want in zip(granted.leases, wants, strict=True))
+
+    def _make(self, lease: int, want: Want) -> Block:
         segment = self._holder.create(want.kind, want.size_bytes, lease) if want.segment else None
         block = Block(lease=lease, want=want, segment=segment)
         self._blocks[lease] = block
+        self._since[lease] = time.monotonic()
         self._record.append(
             LeaseGranted(
                 lease=lease,

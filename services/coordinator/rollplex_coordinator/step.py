@@ -6,25 +6,27 @@ memory (ledger) or the update (gate).
 
 from __future__ import annotations
 
+import math
+import statistics
 import struct
 from collections import deque
 from collections.abc import Iterable
+from typing import assert_never
 
-from typing_extensions import assert_never
-
-from rollplex.errors import RewardError
+from rollplex.config.checks import TRAIN
 from rollplex.protocol import prefix as to_prefix
-from rollplex.protocol.common import Logprobs, Responses, Role
+from rollplex.protocol.common import Logprobs, PromptSlot, Responses, Role
 from rollplex.protocol.prefix import PrefixBackwardDone, PrefixReady, SuffixScored, Which
 from rollplex.protocol.reward import GroupRewarded, RewardFailed, RewardGroup, RewardProblem
 from rollplex.protocol.rollout import GenerateUnit, GroupFinished, UnitGenerated
-from rollplex.protocol.trainer import SuffixTrained, TrainSuffix
+from rollplex.protocol.trainer import Scale, SuffixTrained, TrainSuffix
 from rollplex_coordinator import events
 from rollplex_coordinator.context import Context
 from rollplex_coordinator.feed import StepInputs
 from rollplex_coordinator.hub import Peer
 from rollplex_coordinator.memory import Block
 from rollplex_coordinator.plan import StepPlan
+from rollplex_coordinator.problems import reward_error
 from rollplex_coordinator.schedule import (
     Ask,
     Backward,
@@ -56,6 +58,7 @@ class TrainStep:
         self._plan = plan
         self._schedule = schedule
         self._inputs = inputs
+        self._batch_rewards = context.config.algorithm.scale_rewards is Scale.BATCH
         self._step = context.record.step or 0
         self._version = context.record.version
         self._todo: deque[Instruction] = deque()
@@ -142,22 +145,19 @@ class TrainStep:
                 sampling=self._c.sampling,
                 kv=block.private,
             ),
-            f"sample {len(prompts)} groups (decode unit {unit}, step {self._step})",
-            self._c.deadlines.unit_s,
+            f"sample groups {_span(self._plan.decode[unit])} (decode unit {unit}, step {self._step})",
+            self._c.unit_s,
         )
 
     def _ask_memory(self, which: Which, unit: int) -> None:
         prompts = self._prompts(unit)
         wants = self._c.sizes.prefix_unit(which, prompts, unit)
 
-        def next_block(got: tuple[Block, ...]) -> None:
-            if len(got) == len(wants):
-                self._blocks[which, unit] = got
-                self._do(self._schedule.granted(which, unit))
-            else:
-                self._c.memory.when_free(wants[len(got)], lambda block: next_block((*got, block)))
+        def granted(blocks: tuple[Block, ...]) -> None:
+            self._blocks[which, unit] = blocks
+            self._do(self._schedule.granted(which, unit))
 
-        next_block(())
+        self._c.memory.when_free(wants, granted)
 
     def _forward(self, which: Which, unit: int) -> None:
         prompts = self._prompts(unit)
@@ -176,8 +176,8 @@ class TrainStep:
                 lease=private.private,
                 kv=shared[0].ref if shared else None,
             ),
-            f"{which} prefix of {len(prompts)} prompts (unit {unit}, step {self._step})",
-            self._c.deadlines.unit_s,
+            f"{which} prefix of groups {_span(self._plan.prefix[unit].groups)} (unit {unit}, step {self._step})",
+            self._c.unit_s,
         )
 
     def _reward(self, group: int) -> None:
@@ -186,18 +186,18 @@ class TrainStep:
             lambda cause: RewardGroup(
                 cause=cause,
                 step=self._step,
-                source=self._c.source,
+                source=TRAIN,
                 row=self._inputs.rows[group],
                 responses=self.responses[group],
             ),
             f"reward group {group} (row {self._inputs.rows[group]}, step {self._step})",
-            self._c.reward_deadline_s,
+            self._c.reward_s,
         )
 
     def _score(self, unit: int, *, release: bool) -> None:
         suffix = self._plan.suffix[unit]
         responses = tuple(self.responses[g] for g in suffix.groups)
-        block = self._c.memory.now(self._c.sizes.score_workspace(self._prompts(suffix.prefix), responses, unit))
+        block = self._c.memory.now(self._c.sizes.score_workspace(responses, unit))
         self._blocks["score", unit] = (block,)
         self._c.link.ask(
             Role.PREFIX,
@@ -211,16 +211,17 @@ class TrainStep:
                 release=release,
             ),
             f"score groups {_span(suffix.groups)} under the reference (step {self._step})",
-            self._c.deadlines.unit_s,
+            self._c.unit_s,
         )
 
     def _train(self, train: Train) -> None:
         suffix = self._plan.suffix[train.unit]
         responses = tuple(self.responses[g] for g in suffix.groups)
         prompts = self._prompts(suffix.prefix)
-        block = self._c.memory.now(self._c.sizes.train_workspace(prompts, responses, train.unit))
-        self._blocks["train", train.unit] = (block,)
-        batch = b"".join(self.rewards[g] for g in range(self._plan.num_groups)) if self._c.batch_rewards else b""
+        wants = self._c.sizes.train_workspace(prompts, responses, train.unit)
+        graph, scratch = (self._c.memory.now(want) for want in wants)
+        self._blocks["train", train.unit] = (graph, scratch)
+        batch = b"".join(self.rewards[g] for g in range(self._plan.num_groups)) if self._batch_rewards else b""
         self._c.link.ask(
             Role.TRAINER,
             lambda cause: TrainSuffix(
@@ -241,18 +242,18 @@ class TrainStep:
                 ),
                 rewards=tuple(self.rewards[g] for g in suffix.groups),
                 batch_rewards=batch,
-                workspace=block.private,
+                workspace=graph.private,
             ),
             f"train groups {_span(suffix.groups)} (step {self._step})",
-            self._c.deadlines.unit_s,
+            self._c.unit_s,
         )
 
     def _backward(self, unit: int) -> None:
         self._c.link.ask(
             Role.PREFIX,
             lambda cause: to_prefix.PrefixBackward(cause=cause, step=self._step, version=self._version, unit=unit),
-            f"prefix backward of unit {unit} (step {self._step})",
-            self._c.deadlines.unit_s,
+            f"prefix backward of groups {_span(self._plan.prefix[unit].groups)} (unit {unit}, step {self._step})",
+            self._c.unit_s,
         )
 
     # --- answers --------------------------------------------------------------------------------------------------
@@ -309,15 +310,8 @@ class TrainStep:
 
     def _on_reward_failed(self, _peer: Peer, message: RewardFailed) -> None:
         """By policy the run ends, or the group has weight 0; it is never rewarded with 0."""
-        error = RewardError(
-            f"reward function {message.function} {PROBLEMS[message.problem]}",
-            got=message.detail,
-            needed="one finite number, or None to abstain, per completion, within rewards.time_limit_s",
-            do="Mend the function, or set rewards.on_error: skip_group to leave such groups out.",
-            where=f"row {message.row}, group {message.group}, step {message.step}",
-        )
-        if not self._c.skip_failed_groups:
-            raise error
+        if self._c.config.rewards.on_error == "fail":
+            raise reward_error(message, f"step {message.step}")
         self._c.record.append(
             events.GroupSkipped(
                 step=self._step,
@@ -407,3 +401,15 @@ class TrainStep:
                 vision_prompts=vision_prompts,
             )
         )
+
+
+def _span(groups: tuple[int, ...]) -> str:
+    return f"{groups[0]}-{groups[-1]}" if len(groups) > 1 else f"{groups[0]}"
+
+
+def _mean_std(rewards: bytes) -> tuple[float | None, float | None]:
+    """Mean and (sample) standard deviation of the rewards that are there; NaN is an abstention."""
+    values = [value for (value,) in struct.iter_unpack("<d", rewards) if math.isfinite(value)]
+    if not values:
+        return None, None
+    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 
 from msgspec import Struct
 
@@ -54,10 +55,8 @@ class Signals(Struct, kw_only=True):
 
     def raise_stop(self) -> None:
         """Turn a received signal into `StopRun`; does nothing if there was none."""
-        try:
+        with suppress(BlockingIOError):
             os.read(self.read_fd, 64)
-        except BlockingIOError:
-            pass
         if self.received:
             first = self.received[0]
             code = EXIT_INTERRUPTED if first == signal.SIGINT else 0

@@ -9,10 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import assert_never
 
 import torch
-from typing_extensions import assert_never
-
 from rollplex.errors import StateError
 from rollplex.layout.kv import KvLayout
 from rollplex.layout.parameters import gradient_table, parameter_table, reference_table
@@ -22,7 +21,7 @@ from rollplex.memory.header import HeaderPage
 from rollplex.memory.tensors import kv_views, tensor, views
 from rollplex.model.batch import PromptBatch, prompt_batch
 from rollplex.model.build import build
-from rollplex.model.measure import SavedBytes
+from rollplex.model.measure import GraphMeter
 from rollplex.model.prefix import export_state, prefix_backward, prefix_forward
 from rollplex.model.responses import response_batch, split_values
 from rollplex.model.setup import prepare_torch
@@ -121,8 +120,10 @@ class PrefixService:
         if message.kv is None:
             raise StateError("an actor prefix needs a segment for its K/V", got="none", needed="kv")
         ready = self._ready
-        with SavedBytes(ready.actor) as saved:
+        with GraphMeter() as meter:
             state = prefix_forward(ready.actor, batch, grad=True)
+        outputs = (*state.keys, *state.values, state.last_hidden)
+        held = meter.held_bytes(outputs, excluding=ready.actor.parameters())
         layout = KvLayout(ready.shape, batch.rows, batch.tokens, ready.table.dtype)
         kv = kv_views(self._segments.attach(message.kv), layout)
         export_state(state, kv)
@@ -130,7 +131,7 @@ class PrefixService:
             message.unit,
             ActorUnit(step=message.step, version=message.version, state=state, segment=message.kv.segment, views=kv),
         )
-        return saved.total_bytes
+        return held
 
     def _reference_forward(self, message: PrefixForward, batch: PromptBatch) -> int:
         if self._ready.reference is None:

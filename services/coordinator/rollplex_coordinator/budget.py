@@ -1,0 +1,93 @@
+"""Whether a configuration fits, before anything is loaded: planned blocks, and the reservations that follow.
+
+Owns which blocks a configuration will ask for and in which phases they live. Sizes come from `sizes`, arithmetic and
+the table from `peaks`.
+"""
+
+from __future__ import annotations
+
+from rollplex.config.config import Config
+from rollplex.protocol.common import Device, Kind, Role
+from rollplex.protocol.inputs import DataChecked
+from rollplex_coordinator.leases import Reservation
+from rollplex_coordinator.peaks import PlannedBlock, check_fits
+from rollplex_coordinator.phases import WORKING_PHASES, Phase
+from rollplex_coordinator.sizes import ROLLOUT_KV, SCORE_WORKSPACE, TRAIN_WORKSPACE, Sizes
+
+ALWAYS = frozenset(WORKING_PHASES)
+
+
+def plan_memory(
+    config: Config, sizes: Sizes, data: DataChecked, device: Device, budget_bytes: int
+) -> tuple[Reservation, ...]:
+    """Check that everything fits in turn.
+
+    Returns:
+        The standing claims for private blocks without which work cannot go on.
+
+    Raises:
+        BudgetError: even one prefix unit at a time does not fit; shows the table.
+    """
+    bounds = sizes.bounds(data)
+    stream = config.run.schedule == "stream"
+    score = frozenset({Phase.ROLLOUT, Phase.SCORE} if stream else {Phase.SCORE})
+    reserved = [
+        (ROLLOUT_KV, Kind.ROLLOUT_KV, Role.ROLLOUT, frozenset({Phase.ROLLOUT, Phase.EVAL})),
+        (TRAIN_WORKSPACE, Kind.WORKSPACE, Role.TRAINER, score | {Phase.SCORE, Phase.TRAIN}),
+    ]
+    if config.needs_reference:
+        reserved.append((SCORE_WORKSPACE, Kind.WORKSPACE, Role.PREFIX, score))
+    blocks = [
+        _block(device, kind, owner, "weights" if "weights" in kind else kind, size, ALWAYS)
+        for kind, owner, size in _standing(config, sizes, bounds[Kind.INPUTS])
+    ]
+    blocks += [_block(device, kind, owner, name, bounds[name], phases) for name, kind, owner, phases in reserved]
+    blocks += _units(config, device, bounds)
+    check_fits(blocks, {device: budget_bytes})
+    return tuple(
+        Reservation(name=name, device=device, size_bytes=bounds[name], phases=phases) for name, _, _, phases in reserved
+    )
+
+
+def _standing(config: Config, sizes: Sizes, inputs_bytes: int) -> list[tuple[Kind, str, int]]:
+    standing = [
+        (Kind.ACTOR_WEIGHTS, str(Role.TRAINER), sizes.table.total_bytes),
+        (Kind.GRADIENTS, str(Role.TRAINER), sizes.gradient_bytes),
+        (Kind.GRADIENTS, str(Role.PREFIX), sizes.gradient_bytes),
+        (Kind.OPTIMIZER_STATE, str(Role.TRAINER), sizes.optimizer_bytes),
+        (Kind.INPUTS, "input, this step", inputs_bytes),
+        (Kind.INPUTS, "input, next step", inputs_bytes),
+    ]
+    if config.needs_reference:
+        standing.append((Kind.REFERENCE_WEIGHTS, str(Role.TRAINER), sizes.reference_bytes))
+    return standing
+
+
+def _units(config: Config, device: Device, bounds: dict[str, int]) -> list[PlannedBlock]:
+    """One entry per prefix unit of a step and model: the blocks that are asked for together."""
+    score, train = frozenset({Phase.ROLLOUT, Phase.SCORE}), frozenset({Phase.ROLLOUT, Phase.SCORE, Phase.TRAIN})
+    count = -(-config.data.prompts_per_iteration // config.prefix_prompts)
+    blocks = []
+    for index in range(count):
+        if config.needs_reference:
+            blocks.append((Kind.REFERENCE_PREFIX_KV, score, f"reference prefix unit {index}"))
+        blocks.append((Kind.PREFIX_ACTIVATIONS, train, f"actor prefix unit {index}"))
+        blocks.append((Kind.ACTOR_PREFIX_KV, train, f"actor prefix unit {index}"))
+    return [
+        PlannedBlock(
+            device=device,
+            kind=kind,
+            owner=Role.PREFIX,
+            purpose=unit,
+            size_bytes=bounds[kind],
+            phases=phases,
+            unit=unit,
+        )
+        for kind, phases, unit in blocks
+    ]
+
+
+def _block(
+    device: Device, kind: Kind, owner: str, purpose: str, size_bytes: int, phases: frozenset[Phase]
+) -> PlannedBlock:
+    return PlannedBlock(device=device, kind=kind, owner=owner, purpose=purpose, size_bytes=size_bytes, phases=phases)

@@ -1,0 +1,82 @@
+"""Asks for checkpoints, journals them, and prunes old ones.
+
+Owns which folders stay. The trainer writes them; the gate is open and nothing else runs meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+
+from rollplex.config.loading import dump
+from rollplex.protocol.common import Role
+from rollplex.protocol.trainer import CheckpointSaved, SaveCheckpoint
+from rollplex_coordinator import events
+from rollplex_coordinator.context import Context
+from rollplex_coordinator.phases import Phase
+
+log = logging.getLogger("rollplex.coordinator")
+
+
+class Checkpoints:
+    """The checkpoints of one run."""
+
+    def __init__(self, context: Context) -> None:
+        self._c = context
+        self._folders: list[str] = []
+        self.newest_version: int | None = None
+
+    def save(self) -> None:
+        """Write one of the present version; pumps until its folder is in place and journalled.
+
+        Raises:
+            WorkerFailed: carries the CheckpointError.
+        """
+        c = self._c
+        step, version = c.gate.step, c.record.version
+        if self.newest_version == version:
+            log.info("version %d is checkpointed already", version)
+            return
+        folder = c.run_dir / "checkpoints" / f"step_{step}"
+        folder.parent.mkdir(exist_ok=True)
+        c.record.enter(Phase.CHECKPOINT)
+        c.memory.enter(Phase.CHECKPOINT)
+        saved = c.link.call(
+            Role.TRAINER,
+            lambda cause: SaveCheckpoint(
+                cause=cause, step=step, version=version, folder=str(folder), state_json=self._state(step, version)
+            ),
+            f"save version {version} to {folder}",
+            c.config.deadlines.checkpoint_s,
+            CheckpointSaved,
+        )
+        c.record.append_durable(
+            events.CheckpointSaved(step=step, version=version, folder=saved.folder, size_bytes=saved.size_bytes)
+        )
+        self.newest_version = version
+        self._folders.append(saved.folder)
+        self._prune()
+        c.record.enter(Phase.IDLE)
+        c.memory.enter(Phase.IDLE)
+
+    def _prune(self) -> None:
+        """Only folders that this run made, only after a newer one is durable."""
+        keep = self._c.config.checkpoint.keep
+        while len(self._folders) > keep:
+            shutil.rmtree(self._folders.pop(0))
+
+    def _state(self, step: int, version: int) -> str:
+        """What is needed, beside weights and optimizer state, to go on from here."""
+        c = self._c
+        fingerprints = {source.name: source.fingerprint for source in c.data.sources}
+        return json.dumps(
+            {
+                "step": step,
+                "version": version,
+                "seed": c.config.run.seed,
+                "data": fingerprints,
+                "table_hash": c.sizes.table.hash,
+                "config": dump(c.config),
+            }
+        )

@@ -1,0 +1,48 @@
+"""What the parts of a running node share. Holds, decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rollplex.config.config import Config
+from rollplex.protocol.inputs import DataChecked
+from rollplex.protocol.rollout import Sampling
+from rollplex_coordinator.feed import Feed
+from rollplex_coordinator.gate import Gate
+from rollplex_coordinator.link import Link
+from rollplex_coordinator.memory import Memory
+from rollplex_coordinator.record import Record
+from rollplex_coordinator.sizes import Sizes
+
+
+@dataclass(kw_only=True)
+class Context:
+    """One loaded node, ready for steps.
+
+    Args:
+        restart_rewards: replaces the reward child after it ended itself over a function that hung.
+    """
+
+    config: Config
+    run_dir: Path
+    link: Link
+    memory: Memory
+    record: Record
+    feed: Feed
+    gate: Gate
+    sizes: Sizes
+    data: DataChecked
+    sampling: Sampling
+    restart_rewards: Callable[[], None]
+
+    @property
+    def unit_s(self) -> float:
+        """Deadline of one unit of work, from any progress on."""
+        return self.config.deadlines.unit_s
+
+    @property
+    def reward_s(self) -> float:
+        """Deadline of one group's rewards: the child enforces the limit itself; this is for a child that cannot."""
+        return self.config.rewards.time_limit_s + self.config.deadlines.ack_s

@@ -1,0 +1,276 @@
+"""The core's side of the control API: every call runs in the core's thread, by way of the mailbox.
+
+Owns the views of the live run. What a request changes is `Work`'s; history comes from the journal.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future
+from pathlib import Path
+
+from rollplex.errors import StateError
+from rollplex.protocol.common import DigestReply, DigestRequest, Role
+from rollplex_coordinator.events import CheckpointSaved, StopRequested, StopWhen
+from rollplex_coordinator.history import iteration_view
+from rollplex_coordinator.http.views import (
+    BudgetView,
+    CheckpointView,
+    DigestsView,
+    DigestView,
+    HealthPart,
+    HealthView,
+    IterationView,
+    LeaseRequestView,
+    LeaseView,
+    LedgerView,
+    ServiceView,
+    StatusView,
+    WaitView,
+)
+from rollplex_coordinator.hub import Peer
+from rollplex_coordinator.journal_reader import Reader
+from rollplex_coordinator.memory import Memory
+from rollplex_coordinator.node import CHILDREN, DEVICE, WORKERS, Node
+from rollplex_coordinator.stop import StopRun
+from rollplex_coordinator.work import Work
+
+CALL_S = 10.0
+HEALTH_S = 2.0
+READERS = (Role.TRAINER, Role.PREFIX, Role.ROLLOUT)
+
+
+class CoreControl:
+    """Implements `http.control.Control`. `memory` and `stop_now` are set once the node has got so far."""
+
+    def __init__(self, node: Node, work: Work) -> None:
+        self.memory: Memory | None = None
+        self._node = node
+        self._work = work
+        self._started_wall_s = time.time()
+        self._stop_now: str | None = None
+        self._digests: dict[Future[DigestsView], dict[int, DigestView | None]] = {}
+        node.link.on(DigestReply, self._on_digest)
+
+    # --- requests -------------------------------------------------------------------------------------------------
+
+    def start(self, count: int) -> StatusView:
+        def do() -> StatusView:
+            self._work.start(count)
+            return self._status()
+
+        return self._node.mailbox.call(do, f"start {count} iterations", CALL_S)
+
+    def stop(self, *, when: StopWhen, exit: bool) -> StatusView:  # noqa: A002 - the API's word
+        def do() -> StatusView:
+            if when is StopWhen.NOW and not exit:
+                raise StateError(
+                    "an iteration that is given up now cannot be followed by another in this run",
+                    got="when: now, exit: false",
+                    needed="exit: true, or when: after_iteration",
+                )
+            self._node.record.append(StopRequested(when=when, exit=exit, source="http"))
+            if when is StopWhen.NOW:
+                self._work.stopping = StopWhen.NOW
+                self._stop_now = "http"
+            else:
+                self._work.stop_after_iteration(end=exit)
+            return self._status()
+
+        return self._node.mailbox.call(do, f"stop {when}", CALL_S)
+
+    def checkpoint(self) -> StatusView:
+        def do() -> StatusView:
+            if self._work.stopping is not None:
+                raise StateError("the run is stopping", got="a request for a checkpoint", needed="a run that goes on")
+            self._work.checkpoint_wanted = True
+            return self._status()
+
+        return self._node.mailbox.call(do, "request a checkpoint", CALL_S)
+
+    def digests(self) -> DigestsView:
+        return self._node.mailbox.call_later(
+            self._ask_digests, "digest the weights", self._node.config.deadlines.unit_s
+        )
+
+    def obey(self) -> None:
+        """Called by the core after each turn of its loop: a stop asked for now takes effect outside a handler.
+
+        Raises:
+            StopRun: it was asked for.
+        """
+        if self._stop_now is not None:
+            raise StopRun(source=self._stop_now, exit_code=0)
+
+    # --- questions ------------------------------------------------------------------------------------------------
+
+    def status(self) -> StatusView:
+        return self._node.mailbox.call(self._status, "status", CALL_S)
+
+    def services(self) -> tuple[ServiceView, ...]:
+        return self._node.mailbox.call(self._services, "services", CALL_S)
+
+    def ledger(self) -> LedgerView:
+        return self._node.mailbox.call(self._ledger, "ledger", CALL_S)
+
+    def health(self) -> HealthView:
+        return self._node.mailbox.call(self._health, "health", HEALTH_S)
+
+    def iterations(self, first: int, limit: int) -> tuple[IterationView, ...]:
+        self._flush()
+        with Reader(self._journal_path) as reader:
+            views = [iteration_view(reader.events_of_step(step)) for step in reader.steps(first, limit)]
+        return tuple(view for view in views if view is not None)
+
+    def iteration(self, step: int) -> IterationView | None:
+        self._flush()
+        with Reader(self._journal_path) as reader:
+            return iteration_view(reader.events_of_step(step))
+
+    def checkpoints(self) -> tuple[CheckpointView, ...]:
+        self._flush()
+        found = []
+        with Reader(self._journal_path) as reader:
+            after = 0
+            while records := reader.events_after(after, 1000):
+                after = records[-1].id
+                for record in records:
+                    if isinstance(event := record.event, CheckpointSaved) and Path(event.folder).is_dir():
+                        found.append(
+                            CheckpointView(
+                                step=event.step,
+                                version=event.version,
+                                folder=event.folder,
+                                size_bytes=event.size_bytes,
+                                saved_wall_s=record.wall_s,
+                            )
+                        )
+        return tuple(found)
+
+    # --- in the core's thread -------------------------------------------------------------------------------------
+
+    @property
+    def _journal_path(self) -> Path:
+        return self._node.record.journal.path
+
+    def _flush(self) -> None:
+        self._node.mailbox.call(self._node.record.journal.flush, "flush the journal", CALL_S)
+
+    def _status(self) -> StatusView:
+        now, wall = time.monotonic(), time.time()
+        record = self._node.record
+        waits = [
+            WaitView(
+                awaited=wait.what,
+                source=wait.peer,
+                age_s=max(0.0, now - wait.since_s),
+                since_wall_s=wall - (now - wait.since_s),
+                deadline_s=max(0.0, wait.due_s - wait.since_s),
+            )
+            for wait in self._node.link.waits.open
+        ]
+        return StatusView(
+            run=self._node.run_id,
+            phase=record.phase.name,
+            step=record.step if record.step is not None else self._work.done,
+            version=record.version,
+            iterations_wanted=self._work.wanted,
+            iterations_done=self._work.done,
+            schedule=self._node.config.run.schedule,
+            stopping=self._work.stopping,
+            started_wall_s=self._started_wall_s,
+            waiting=tuple(waits),
+        )
+
+    def _services(self) -> tuple[ServiceView, ...]:
+        link = self._node.link
+        views = []
+        for role in (*WORKERS, *CHILDREN):
+            peer = link.peers.get(role)
+            child = self._node.supervisor.child(role)
+            busy = [wait.what for wait in link.waits.open if peer is not None and wait.peer == str(peer)]
+            state = "starting" if peer is None else "busy" if busy else "ready"
+            if self._node.supervisor.exit_text(role):
+                state = "dead"
+            heard = link.heard_s(role)
+            views.append(
+                ServiceView(
+                    service=f"{role}[{DEVICE}]",
+                    role=role,
+                    device=str(DEVICE),
+                    incarnation=peer.incarnation if peer else child.incarnation if child else 0,
+                    pid=child.pid if child else peer.pid if peer else 0,
+                    state=state,  # type: ignore[arg-type] # one of the literals above
+                    busy_with=busy[0] if busy else "",
+                    heard_age_s=None if heard is None else max(0.0, time.monotonic() - heard),
+                    log_path=str(child.log_path) if child else "",
+                )
+            )
+        return tuple(views)
+
+    def _ledger(self) -> LedgerView:
+        if self.memory is None:
+            return LedgerView(devices=(), leases=())
+        view = self.memory.view()
+        devices = tuple(
+            BudgetView(
+                device=str(d.device),
+                budget_bytes=d.budget_bytes,
+                leased_bytes=d.held_bytes,
+                peak_bytes=max(d.peak_bytes.values(), default=0),
+            )
+            for d in view.devices
+        )
+        leases = tuple(
+            LeaseView(
+                lease=lease.id,
+                kind=lease.kind,
+                owner=lease.producer,
+                device=str(lease.device),
+                size_bytes=lease.size_bytes,
+                held_bytes=self.memory.held_bytes(lease.id),
+                segment=self.memory.segment_of(lease.id),
+                last_consumer=lease.last_consumer,
+                age_s=self.memory.age_s(lease.id),
+            )
+            for d in view.devices
+            for lease in d.leases
+        )
+        waiting = tuple(
+            LeaseRequestView(
+                kind=block.kind, owner=block.producer, device=str(block.device), size_bytes=block.size_bytes
+            )
+            for d in view.devices
+            for pending in d.waiting
+            for block in pending.blocks
+        )
+        return LedgerView(devices=devices, leases=leases, waiting=waiting)
+
+    def _health(self) -> HealthView:
+        parts = [
+            HealthPart(name=view.service, ok=view.state in {"ready", "busy"}, detail=view.state)
+            for view in self._services()
+        ]
+        return HealthView(parts=tuple(parts))
+
+    # --- digests --------------------------------------------------------------------------------------------------
+
+    def _ask_digests(self, future: Future[DigestsView]) -> None:
+        """Between units every process that maps the weights digests them; not while an update changes them."""
+        answers: dict[int, DigestView | None] = {}
+        for role in READERS:
+            cause = self._node.link.ask(
+                role, lambda cause: DigestRequest(cause=cause), "digest the weights", self._node.config.deadlines.unit_s
+            )
+            answers[cause] = None
+        self._digests[future] = answers
+
+    def _on_digest(self, peer: Peer, message: DigestReply) -> None:
+        for future, answers in list(self._digests.items()):
+            if message.cause in answers:
+                answers[message.cause] = DigestView(service=str(peer), version=message.version, digest=message.digest)
+                views = [view for view in answers.values() if view is not None]
+                if len(views) == len(answers):
+                    del self._digests[future]
+                    if not future.done():
+                        future.set_result(DigestsView(digests=tuple(views)))

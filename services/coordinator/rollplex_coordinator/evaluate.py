@@ -1,0 +1,150 @@
+"""Carries out one evaluation: greedy responses to every row at the present weights version. Changes nothing.
+
+Owns the sums over rows. Knows nothing of when an evaluation is due.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+from rollplex.config.job import EvalSection
+from rollplex.config.wire import eval_sampling
+from rollplex.data.order import batches
+from rollplex.errors import RewardError
+from rollplex.protocol.common import Role
+from rollplex.protocol.reward import GroupRewarded, RewardFailed, RewardGroup
+from rollplex.protocol.rollout import GenerateUnit, GroupFinished, UnitGenerated
+from rollplex_coordinator.context import Context
+from rollplex_coordinator.events import EvalDone
+from rollplex_coordinator.feed import StepInputs
+from rollplex_coordinator.hub import Peer
+from rollplex_coordinator.phases import Phase
+from rollplex_coordinator.problems import reward_error
+
+KEY = 2**40
+"""Inputs of evaluations have keys from here on; those of training steps are the steps."""
+
+
+class Evaluation:
+    """One pass over one evaluation's rows."""
+
+    def __init__(self, context: Context, section: EvalSection) -> None:
+        self._c = context
+        self._section = section
+        self._inputs: StepInputs | None = None
+        self._generated = False
+        self._pending: set[int] = set()
+        self._lengths: list[int] = []
+        self._rewards: list[float] = []
+        self._by_function: dict[str, list[float]] = {}
+
+    def run(self) -> dict[str, float]:
+        """Evaluate, journal and record the means; pumps until done.
+
+        Raises:
+            RewardError: a reward function failed; an evaluation leaves no row out.
+        """
+        c = self._c
+        c.record.enter(Phase.EVAL)
+        c.memory.enter(Phase.EVAL)
+        c.link.on(GroupFinished, self._on_group)
+        c.link.on(UnitGenerated, self._on_generated)
+        c.link.on(GroupRewarded, self._on_rewarded)
+        c.link.on(RewardFailed, self._on_failed)
+        source = next(s for s in c.data.sources if s.name == self._section.name)
+        good = source.num_rows if source.good_rows is None else source.good_rows
+        rows = batches(good, c.config.data.prompts_per_iteration, limit=self._section.limit)
+        for index, batch in enumerate(rows):
+            for ahead in range(index, min(index + 2, len(rows))):
+                c.feed.prepare(KEY + ahead, self._section.name, rows[ahead])
+            self._batch(KEY + index, index, batch)
+        metrics = self._means()
+        step = c.record.step or 0
+        c.record.append(EvalDone(step=step, version=c.record.version, name=self._section.name, metrics=dict(metrics)))
+        row = {"name": self._section.name, "step": step, "version": c.record.version, **metrics}
+        c.record.evaluation(row)
+        c.record.enter(Phase.IDLE)
+        c.memory.enter(Phase.IDLE)
+        return metrics
+
+    def _batch(self, key: int, unit: int, rows: Sequence[int]) -> None:
+        c = self._c
+        inputs = self._inputs = c.feed.take(key)
+        sampling = eval_sampling(c.config, self._section.name, stop_ids=c.data.stop_ids)
+        block = c.memory.now(c.sizes.rollout_kv(inputs.prompts, sampling, unit))
+        self._generated = False
+        self._pending = set(range(len(rows)))
+        c.link.ask(
+            Role.ROLLOUT,
+            lambda cause: GenerateUnit(
+                cause=cause,
+                step=c.record.step or 0,
+                version=c.record.version,
+                unit=unit,
+                inputs=inputs.ref,
+                prompts=inputs.prompts,
+                sampling=sampling,
+                kv=block.private,
+            ),
+            f"evaluate rows {rows[0]}-{rows[-1]} of {self._section.name}",
+            c.unit_s,
+        )
+        c.link.pump(lambda: self._generated and not self._pending)
+        c.memory.release(block)
+        c.feed.done(inputs)
+
+    def _on_group(self, _peer: Peer, message: GroupFinished) -> None:
+        assert self._inputs is not None, "a batch is running"
+        group = message.responses.group
+        row = self._inputs.rows[group]
+        self._lengths.extend(message.responses.lengths)
+        self._c.link.ask(
+            Role.REWARD,
+            lambda cause: RewardGroup(
+                cause=cause,
+                step=self._c.record.step or 0,
+                source=self._section.name,
+                row=row,
+                responses=message.responses,
+            ),
+            f"reward row {row} of {self._section.name}",
+            self._c.reward_s,
+        )
+
+    def _on_generated(self, _peer: Peer, message: UnitGenerated) -> None:
+        self._c.memory.measured(message.held)
+        self._generated = True
+
+    def _on_rewarded(self, _peer: Peer, message: GroupRewarded) -> None:
+        self._pending.discard(message.group)
+        self._rewards += _values(message.rewards)
+        functions = self._c.config.rewards.functions
+        for function, values in zip(functions, message.by_function, strict=True):
+            self._by_function.setdefault(function.name, []).extend(_values(values))
+
+    def _on_failed(self, _peer: Peer, message: RewardFailed) -> None:
+        raise reward_error(message, f"evaluation {self._section.name}")
+
+    def _means(self) -> dict[str, float]:
+        if not self._rewards:
+            raise RewardError(
+                f"evaluation {self._section.name} has no reward",
+                got="None from every function for every row",
+                needed="at least one number",
+                do="Let a reward function score these rows.",
+            )
+        metrics = {"reward": _mean(self._rewards), "count": float(len(self._lengths))}
+        metrics["completions/mean_length"] = _mean([float(n) for n in self._lengths])
+        for name, values in self._by_function.items():
+            metrics[f"rewards/{name}/mean"] = _mean(values)
+        return metrics
+
+
+def _values(blob: bytes) -> list[float]:
+    """Those that are there: NaN is an abstention."""
+    return [value for (value,) in struct.iter_unpack("<d", blob) if value == value]  # noqa: PLR0124 - NaN differs
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else float("nan")

@@ -1,0 +1,109 @@
+"""One iteration: inputs, step, gate, and the metrics of it.
+
+Owns the order of these and the names of the metrics. TRL's names where TRL has the quantity.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import struct
+import time
+from collections.abc import Iterable, Sequence
+
+from rollplex_coordinator.context import Context
+from rollplex_coordinator.events import IterationDone, IterationStarted
+from rollplex_coordinator.phases import Phase
+from rollplex_coordinator.plan import plan_step
+from rollplex_coordinator.schedule import Mode, Schedule
+from rollplex_coordinator.step import TrainStep
+from rollplex_coordinator.update import Update
+
+
+class Iteration:
+    """One step of training.
+
+    Args:
+        step: its number, from 0.
+        rows: of the training data, in the order of their groups.
+        ahead: the next step's rows, to prepare meanwhile; None if no step follows.
+    """
+
+    def __init__(self, context: Context, *, step: int, rows: tuple[int, ...], ahead: tuple[int, ...] | None) -> None:
+        self._c = context
+        self._step = step
+        self._rows = rows
+        self._ahead = ahead
+
+    def run(self) -> None:
+        """Do it; pumps until the weights are at the next version, or the update was skipped."""
+        c = self._c
+        started = time.monotonic()
+        c.record.phase_seconds.clear()
+        version = c.record.version
+        c.feed.prepare(self._step, "train", self._rows)
+        inputs = c.feed.take(self._step)
+        if self._ahead is not None:
+            c.feed.prepare(self._step + 1, "train", self._ahead)
+        config = c.config
+        plan = plan_step(
+            len(self._rows),
+            decode_prompts=config.decode_prompts,
+            prefix_prompts=config.prefix_prompts,
+            suffix_prompts=config.suffix_prompts,
+        )
+        c.gate.begin_step(self._step, plan.num_groups, [unit.groups for unit in plan.prefix])
+        c.record.append(IterationStarted(step=self._step, version=version, rows=self._rows))
+        schedule = Schedule(
+            plan,
+            Mode(config.run.schedule),
+            reference=config.needs_reference,
+            batch_rewards=config.algorithm.scale_rewards == "batch",
+        )
+        step = TrainStep(c, plan, schedule, inputs)
+        step.run()
+        update = Update(c)
+        updated = update.run()
+        c.feed.done(inputs)
+        c.record.enter(Phase.IDLE)
+        c.memory.enter(Phase.IDLE)
+        metrics = {**update.metrics, **_reward_metrics(c, step), "updated": float(updated)}
+        self._write(version, metrics, step, time.monotonic() - started)
+
+    def _write(self, version: int, metrics: dict[str, float], step: TrainStep, seconds: float) -> None:
+        """metrics.jsonl: what depends on the clock has the prefix time/."""
+        c = self._c
+        times = {f"time/{phase.name.lower()}_s": value for phase, value in c.record.phase_seconds.items()}
+        times["time/step_s"] = seconds
+        times["time/prefix_in_window"] = _share_inside(step.prefix_spans, step.rollout_span)
+        row: dict[str, object] = {"step": self._step, "version": version}
+        row |= {name: value if math.isfinite(value) else None for name, value in {**metrics, **times}.items()}
+        c.record.metrics(row)
+        c.record.append(IterationDone(step=self._step, version=c.record.version, metrics={**metrics, **times}))
+
+
+def _reward_metrics(c: Context, step: TrainStep) -> dict[str, float]:
+    names = [function.name for function in c.config.rewards.functions]
+    metrics: dict[str, float] = {"skipped_groups": float(len(step.skipped))}
+    for index, name in enumerate(names):
+        values = [v for group in sorted(step.by_function) for v in _finite(step.by_function[group][index])]
+        metrics[f"rewards/{name}/mean"] = statistics.fmean(values) if values else math.nan
+        metrics[f"rewards/{name}/std"] = statistics.stdev(values) if len(values) > 1 else 0.0
+    lengths = [n for group in sorted(step.responses) for n in step.responses[group].lengths]
+    stopped = [s for group in sorted(step.stopped) for s in step.stopped[group]]
+    metrics["completions/mean_length"] = statistics.fmean(lengths)
+    metrics["completions/min_length"] = float(min(lengths))
+    metrics["completions/max_length"] = float(max(lengths))
+    metrics["completions/clipped_ratio"] = 1.0 - sum(stopped) / len(stopped)
+    return metrics
+
+
+def _finite(blob: bytes) -> Iterable[float]:
+    return [value for (value,) in struct.iter_unpack("<d", blob) if math.isfinite(value)]
+
+
+def _share_inside(spans: Sequence[tuple[float, float]], window: tuple[float, float]) -> float:
+    """The part of the spans' total time that lies inside the window; 0 without spans."""
+    total = sum(end - start for start, end in spans)
+    inside = sum(max(0.0, min(end, window[1]) - max(start, window[0])) for start, end in spans)
+    return inside / total if total else 0.0

@@ -1,0 +1,25 @@
+"""Errors that the coordinator words for others: reward failures, and where in the run an error happened."""
+
+from __future__ import annotations
+
+from rollplex.errors import RewardError
+from rollplex.protocol.reward import RewardFailed, RewardProblem
+
+PROBLEMS = {
+    RewardProblem.RAISED: "raised",
+    RewardProblem.TIMED_OUT: "did not return in time",
+    RewardProblem.NOT_FINITE: "returned a number that is not finite",
+    RewardProblem.WRONG_COUNT: "returned the wrong number of rewards",
+    RewardProblem.WRONG_TYPE: "returned something that is not a number",
+}
+
+
+def reward_error(message: RewardFailed, where: str) -> RewardError:
+    """A failed reward as an error: function, row and group are named."""
+    return RewardError(
+        f"reward function {message.function} {PROBLEMS[message.problem]}",
+        got=message.detail,
+        needed="one finite number, or None to abstain, per completion, within rewards.time_limit_s",
+        do="Mend the function, or set rewards.on_error: skip_group to leave such groups out.",
+        where=f"{where}, group {message.group}, row {message.row}",
+    )

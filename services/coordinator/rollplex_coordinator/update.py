@@ -1,0 +1,148 @@
+"""Carries out the gate's instructions: journal, messages to trainer and readers, and back.
+
+Owns the hand-over and what the trainer said about the step; the gate decides every step of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import assert_never
+
+from rollplex.protocol.common import CachesDropped, Committed, Drain, Drained, Role
+from rollplex.protocol.trainer import (
+    ApplyUpdate,
+    PrepareUpdate,
+    SkipUpdate,
+    UpdateApplied,
+    UpdateSkipped,
+    UpdateVote,
+)
+from rollplex_coordinator import events
+from rollplex_coordinator.context import Context
+from rollplex_coordinator.gate_steps import (
+    Apply,
+    DrainReader,
+    GateStep,
+    JournalBegin,
+    JournalCommit,
+    Opened,
+    Prepare,
+    Skip,
+    TellReader,
+)
+from rollplex_coordinator.hub import Peer
+from rollplex_coordinator.phases import Phase
+
+READERS = (Role.PREFIX, Role.ROLLOUT)
+
+
+class Update:
+    """One passage through the gate."""
+
+    def __init__(self, context: Context) -> None:
+        self._c = context
+        self._opened: Opened | None = None
+        self._applied: UpdateApplied | None = None
+        self.metrics: dict[str, float] = {}
+
+    def run(self) -> bool:
+        """Close the gate, update, open it again; pumps until readers may read. Returns whether the weights moved.
+
+        Raises:
+            UpdateError: too many votes failed in a row.
+        """
+        c = self._c
+        c.record.enter(Phase.UPDATE)
+        c.memory.enter(Phase.UPDATE)
+        c.link.on(UpdateVote, self._on_vote)
+        c.link.on(Drained, self._on_drained)
+        c.link.on(UpdateApplied, self._on_applied)
+        c.link.on(UpdateSkipped, self._on_skipped)
+        c.link.on(CachesDropped, self._on_caches_dropped)
+        self._do(c.gate.close())
+        c.link.pump(lambda: self._opened is not None)
+        assert self._opened is not None, "pumped until it was"
+        c.record.version = self._opened.version
+        return self._opened.updated
+
+    def _do(self, steps: Iterable[GateStep]) -> None:
+        for step in steps:
+            self._carry_out(step)
+
+    def _carry_out(self, step: GateStep) -> None:
+        c = self._c
+        match step:
+            case Prepare():
+                self._ask(
+                    Role.TRAINER,
+                    lambda cause: PrepareUpdate(cause=cause, step=step.step, version=step.version),
+                    f"sum gradients and vote (step {step.step})",
+                )
+            case DrainReader():
+                self._ask(
+                    Role(step.reader),
+                    lambda cause: Drain(cause=cause, version=step.version),
+                    f"read version {step.version} no more",
+                )
+            case JournalBegin():
+                c.record.append_durable(events.UpdateBegin(step=step.step, version=step.version))
+                self._do(c.gate.begun_durable())
+            case Apply():
+                self._ask(
+                    Role.TRAINER,
+                    lambda cause: ApplyUpdate(cause=cause, step=step.step, version=step.version),
+                    f"step the optimizer from version {step.version}",
+                )
+            case JournalCommit():
+                assert self._applied is not None, "the gate commits what was applied"
+                c.record.append_durable(
+                    events.UpdateCommitted(
+                        step=step.step,
+                        version=step.version,
+                        digest=step.digest,
+                        start_s=self._applied.start_s,
+                        end_s=self._applied.end_s,
+                    )
+                )
+                self._do(c.gate.committed_durable())
+            case Skip():
+                self._ask(
+                    Role.TRAINER,
+                    lambda cause: SkipUpdate(cause=cause, step=step.step),
+                    f"drop the gradients of step {step.step}",
+                )
+            case TellReader():
+                self._ask(
+                    Role(step.reader),
+                    lambda cause: Committed(cause=cause, version=step.version),
+                    f"drop caches for version {step.version}",
+                )
+            case Opened():
+                self._opened = step
+            case _:
+                assert_never(step)
+
+    def _ask(self, role: Role, make: Callable[[int], object], what: str) -> None:
+        self._c.link.ask(role, make, what, self._c.config.deadlines.update_s)
+
+    def _on_vote(self, _peer: Peer, message: UpdateVote) -> None:
+        self.metrics = dict(message.metrics)
+        if not message.finite:
+            version = self._c.record.version
+            self._c.record.append(
+                events.UpdateSkipped(step=message.step, version=version, reason="a gradient or the loss is not finite")
+            )
+        self._do(self._c.gate.voted(finite=message.finite))
+
+    def _on_drained(self, peer: Peer, message: Drained) -> None:
+        self._do(self._c.gate.reader_drained(peer.role, message.version))
+
+    def _on_applied(self, _peer: Peer, message: UpdateApplied) -> None:
+        self._applied = message
+        self._do(self._c.gate.applied(message.version, message.digest))
+
+    def _on_skipped(self, _peer: Peer, _message: UpdateSkipped) -> None:
+        self._do(self._c.gate.skipped())
+
+    def _on_caches_dropped(self, peer: Peer, message: CachesDropped) -> None:
+        self._do(self._c.gate.caches_dropped(peer.role, message.version))

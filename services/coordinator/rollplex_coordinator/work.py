@@ -1,0 +1,59 @@
+"""How much work is wanted, and how it may end. Pure: requests in, the next thing to do out.
+
+wanted > done ─► iterate      checkpoint wanted, or due ─► checkpoint      else ─► idle (serve) or end
+"""
+
+from __future__ import annotations
+
+from rollplex.errors import StateError
+from rollplex_coordinator.events import StopWhen
+
+
+class Work:
+    """Iterations that are wanted.
+
+    Args:
+        wanted: to begin with.
+        serve: stay when there is nothing to do, for the next start.
+    """
+
+    def __init__(self, wanted: int, *, serve: bool) -> None:
+        self.wanted = wanted
+        self.done = 0
+        self.stopping: StopWhen | None = None
+        self.checkpoint_wanted = False
+        self._serve = serve
+
+    def start(self, count: int) -> None:
+        """Want so many more.
+
+        Raises:
+            StateError: the run is ending.
+        """
+        if self.stopping is not None:
+            raise StateError(
+                "the run is stopping", got=f"start {count}", needed="a run that goes on", do="Start it again."
+            )
+        self.wanted = max(self.wanted, self.done) + count
+
+    def stop_after_iteration(self, *, end: bool) -> None:
+        """No further iteration begins; then the run ends, or waits for the next start."""
+        self.wanted = self.done
+        if end:
+            self.stopping = StopWhen.AFTER_ITERATION
+            self._serve = False
+
+    @property
+    def iterate(self) -> bool:
+        """Another iteration is to begin."""
+        return self.stopping is None and self.done < self.wanted
+
+    @property
+    def stay(self) -> bool:
+        """There is nothing to do, and the run goes on."""
+        return self._serve and self.stopping is None
+
+    @property
+    def last(self) -> bool:
+        """No further iteration follows, as things stand."""
+        return not self.iterate and not self.stay
