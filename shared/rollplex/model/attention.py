@@ -140,7 +140,8 @@ def attend_prefix_and_own(
     prompts, kv, prefix, _ = prefix_keys.shape
     samples, group = rows // prompts, heads // kv
     grouped = query.view(prompts, samples, kv, group, new, dim).permute(0, 2, 1, 3, 4, 5)
-    grouped = (grouped * scaling).reshape(prompts, kv, samples * group * new, dim)
+    # Contiguous, so that both products below read, and save, this one copy.
+    grouped = (grouped * scaling).reshape(prompts, kv, samples * group * new, dim).contiguous()
     own_query = grouped.view(prompts, kv, samples, group * new, dim)
     to_prefix = torch.matmul(grouped, prefix_keys.transpose(-1, -2))
     to_own = torch.matmul(own_query, own_keys.transpose(-1, -2))

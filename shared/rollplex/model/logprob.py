@@ -17,10 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rollplex.memory.predict import LOGITS_CHUNK_BYTES
 from rollplex.model.attention import softmax_dtype
-
-CHUNK_BYTES = 256 * 2**20
-"""Logits are made for so many rows at a time that their float32 or float64 values take at most this."""
+from rollplex.model.measure import note_scratch
 
 
 @lru_cache(maxsize=64)
@@ -44,9 +43,9 @@ def log_probabilities(
         float32 (float64 for float64 logits) [..., vocab], -inf at ids left out.
     """
     real = logits if vocab is None else logits[..., :vocab]
-    scaled = _scaled(real, temperature, forbidden_ids(tuple(never_sampled), real.shape[-1], logits.device))
-    out = torch.log_softmax(scaled, -1)
-    return out.index_fill(-1, forbidden_ids(tuple(never_sampled), real.shape[-1], logits.device), float("-inf"))
+    forbidden = forbidden_ids(tuple(never_sampled), real.shape[-1], logits.device)
+    wide = real.to(softmax_dtype(real.dtype)) / temperature
+    return torch.log_softmax(wide.index_fill_(-1, forbidden, float("-inf")), -1)
 
 
 def token_logprobs(
@@ -58,7 +57,7 @@ def token_logprobs(
     temperature: float,
     never_sampled: Sequence[int],
     entropy: bool = False,
-    chunk_bytes: int = CHUNK_BYTES,
+    chunk_bytes: int = LOGITS_CHUNK_BYTES,
 ) -> tuple[Tensor, Tensor | None]:
     """Log-probabilities of given tokens from hidden states, without keeping logits for the backward.
 
@@ -71,6 +70,7 @@ def token_logprobs(
         rows: int64 [K], for each token the row of `hidden` that predicts it; any order, repeats allowed.
         tokens: int64 [K].
         entropy: also give the entropy of each row of `hidden`.
+        chunk_bytes: logits are made for so many rows at a time that one copy in float32 (float64) takes at most this.
 
     Returns:
         (logprobs [K], entropy [N] or None) in float32 (float64 for float64).
@@ -84,13 +84,14 @@ def token_logprobs(
 
 
 def _scaled(logits: Tensor, temperature: float, forbidden: Tensor) -> Tensor:
-    """logits / T in at least float32; ids left out get the least finite number, so that 0 * it is 0."""
-    wide = logits.to(softmax_dtype(logits.dtype)) / temperature
+    """logits / T in at least float32, in place if they are; ids left out get the least finite number, so that 0 * it
+    is 0."""
+    wide = logits.to(softmax_dtype(logits.dtype)).div_(temperature)
     return wide.index_fill_(-1, forbidden, torch.finfo(wide.dtype).min)
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    """See `token_logprobs`."""
+    """See `token_logprobs`. Two tensors of [chunk, V] at a time, forward and backward."""
 
     @staticmethod
     def forward(  # noqa: PLR0917 - autograd passes arguments by position
@@ -104,10 +105,10 @@ class _TokenLogprobs(torch.autograd.Function):
         entropy: bool,
         chunk: int,
     ) -> tuple[Tensor, Tensor]:
-        dtype, count = softmax_dtype(weight.dtype), hidden.shape[0]
-        norm = torch.empty(count, dtype=dtype, device=hidden.device)
-        entropies = torch.zeros(count if entropy else 0, dtype=dtype, device=hidden.device)
-        picked = torch.empty(rows.shape[0], dtype=dtype, device=hidden.device)
+        count = hidden.shape[0]
+        norm = hidden.new_empty(count, dtype=softmax_dtype(weight.dtype))
+        entropies = norm.new_empty(count if entropy else 0)
+        picked = norm.new_empty(rows.shape[0])
         for start in range(0, count, chunk):
             part = slice(start, start + chunk)
             logits = _scaled(hidden[part] @ weight.t(), temperature, forbidden)
@@ -116,7 +117,10 @@ class _TokenLogprobs(torch.autograd.Function):
             picked[here] = logits[local, tokens[here]]
             if entropy:
                 probs = torch.softmax(logits, -1)
-                entropies[part] = norm[part] - torch.linalg.vecdot(probs, logits)
+                note_scratch(logits, probs)
+                entropies[part] = norm[part] - probs.mul_(logits).sum(-1)
+            else:
+                note_scratch(logits, logits)  # logsumexp makes the exponentials inside
         ctx.save_for_backward(hidden, weight, rows, tokens, forbidden, norm, entropies)
         ctx.temperature, ctx.entropy, ctx.chunk = temperature, entropy, chunk
         return picked - norm[rows], entropies
@@ -128,17 +132,21 @@ class _TokenLogprobs(torch.autograd.Function):
         count = hidden.shape[0]
         d_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         d_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
-        per_row = norm.new_zeros(count).index_add_(0, rows, d_logprobs)
+        per_row = norm.new_zeros(count).index_add_(0, rows, d_logprobs).neg_()[:, None]
         for start in range(0, count, ctx.chunk):
             part = slice(start, start + ctx.chunk)
-            logp = _scaled(hidden[part] @ weight.t(), ctx.temperature, forbidden).sub_(norm[part, None])
-            probs = logp.exp()
-            d_logits = probs * -per_row[part, None]
+            factor = _scaled(hidden[part] @ weight.t(), ctx.temperature, forbidden).sub_(norm[part, None])
+            d_logits = factor.exp()
+            note_scratch(factor, d_logits)
             if ctx.entropy:
-                d_logits -= d_entropies[part, None] * probs * (logp + entropies[part, None])
+                factor.add_(entropies[part, None]).mul_(d_entropies[part, None].neg()).add_(per_row[part])
+                d_logits.mul_(factor)
+            else:
+                d_logits.mul_(per_row[part])
+            del factor
             here, local = _in_chunk(rows, start, ctx.chunk, count)
             d_logits.index_put_((local, tokens[here]), d_logprobs[here], accumulate=True)
-            d_logits = (d_logits / ctx.temperature).to(weight.dtype)
+            d_logits = d_logits.div_(ctx.temperature).to(weight.dtype)
             if d_hidden is not None:
                 torch.mm(d_logits, weight, out=d_hidden[part])
             if d_weight is not None:

@@ -132,7 +132,9 @@ def vision_attention(
         raise AssertionError("transformers passed boundaries that are not the plan's")
     parts = (query[0], key[0], value[0])
     if packed.indices is None or packed.restore is None:
-        return _equal_lengths(parts, packed.lengths[0], scaling)[None], None
+        # A copy of V: as a view it would keep the whole q|k|v projection alive until the backward.
+        copied = (*parts[:2], parts[2].clone())
+        return _equal_lengths(copied, packed.lengths[0], scaling)[None], None
     outs = [
         _equal_lengths(tuple(t.index_select(1, index) for t in parts), length, scaling)
         for length, index in zip(packed.lengths, packed.indices, strict=True)

@@ -1,0 +1,184 @@
+"""How many bytes the passes of `rollplex.model` hold, from shapes alone.
+
+Owns: the model of memory that the ledger and the planner use. Does not know: torch, who holds the bytes, budgets.
+`rollplex.model.measure` counts what is really held; tests compare the two over many shapes.
+
+Derived from what autograd saves in transformers' eager Qwen2.5-VL modules (5.13 and later) with the attention functions
+of `rollplex.model`. i: bytes of a number of the model's dtype; a: of the softmax, 4 (8 for float64). Norms and the
+vision rope compute in float32 whatever the dtype. Numbers per token (language model) or per patch (vision tower):
+
+    saved                                     bytes                     by
+    norm of width W: input in float32         4 W                       pow, mul
+      1 / rms                                 4                         rsqrt, mul
+      normed, and weighted                    2 i W                     mul; the linear layers that follow
+    attention: q, k after rope, v, output     i D (h + kv + kv + h)     attention; o_proj
+      prefix, vision: log-sum-exp             a h                       attention
+      suffix: weights over P + R keys         a h (P + R)               softmax
+        and in half precision                 i h (P + R)               the two products with V
+      vision, sequences of unequal length     i D h                     output put back in order
+    MLP: gate, silu(gate), up, product        4 i I                     silu, mul, down_proj
+    merger: before and after GELU             2 i W                     GELU, linear
+    once, not per layer: cos and sin          2 i D (vision 2 * 4 D)    rope
+    patch embedding: its input                i row_width               convolution
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from typing import Final, TypeAlias
+
+from rollplex.layout.kv import KvLayout
+from rollplex.layout.parameters import ITEM_BYTES
+from rollplex.layout.shape import ModelShape, VisionShape
+
+Grid: TypeAlias = tuple[int, int, int]
+"""Frames, height and width of one image or video, in patches."""
+INDEX_BYTES: Final = 8
+"""Ids and indices are int64."""
+LOGITS_CHUNK_BYTES: Final = 128 * 2**20
+"""How much of the logits `rollplex.model.logprob` makes at a time. Part of what decides bits: never by free memory."""
+
+
+def kv_bytes(shape: ModelShape, *, rows: int, tokens: int, dtype: str) -> int:
+    """What a prefix state without a graph holds: K and V of `rows` prompts of `tokens`, and their last hidden state.
+
+    The reference's prefix K/V, and the prompts' part of a rollout's.
+    """
+    kv = 2 * shape.layers * tokens * shape.kv_heads * shape.head_dim
+    return rows * (kv + shape.hidden) * ITEM_BYTES[dtype]
+
+
+def rollout_kv_bytes(
+    shape: ModelShape, *, rows: int, tokens: int, samples: int, max_new_tokens: int, dtype: str
+) -> int:
+    """What `rollplex.model.decode.Decoder` holds: the prompts' K/V, once, and the samples' own. The last token of a
+    response is never fed."""
+    own = 2 * shape.layers * (max_new_tokens - 1) * shape.kv_heads * shape.head_dim * ITEM_BYTES[dtype]
+    return kv_bytes(shape, rows=rows, tokens=tokens, dtype=dtype) + rows * samples * own
+
+
+def kv_segment_bytes(shape: ModelShape, *, rows: int, tokens: int, dtype: str) -> int:
+    """Size of an actor prefix unit's segment: K, V, the last hidden state, and the gradients of all of them."""
+    return KvLayout(shape=shape, rows=rows, tokens=tokens, dtype=dtype).total_bytes
+
+
+def prefix_activation_bytes(
+    shape: ModelShape, *, rows: int, tokens: int, grids: Sequence[Grid], freeze_vision: bool, dtype: str
+) -> int:
+    """What the graph of `prefix_forward(..., grad=True)` holds, with the state that it returns.
+
+    Args:
+        rows: prompts, copies included. tokens: of the longest, to which all are padded.
+        grids: one (t, h, w) per image or video of all rows, copies included.
+    """
+    item, wide = ITEM_BYTES[dtype], _softmax_bytes(dtype)
+    layer = _text_layer(shape, item) + shape.heads * wide
+    per_token = shape.layers * layer + _norm(shape.hidden, item) - item * shape.hidden
+    per_token += 2 * item * shape.head_dim + INDEX_BYTES
+    last = rows * (item * shape.hidden + 2 * INDEX_BYTES)
+    patches = sum(t * h * w for t, h, w in grids)
+    features = patches // shape.vision.merge**2
+    media = features * INDEX_BYTES
+    if patches and not freeze_vision:
+        media += _vision_bytes(shape, grids, item, wide) + features * item * shape.hidden
+    return rows * tokens * per_token + last + media
+
+
+def suffix_saved_bytes(
+    shape: ModelShape, *, prompts: int, prefix_tokens: int, lengths: Sequence[int], entropy: bool, dtype: str
+) -> int:
+    """What the graph of `suffix_forward` holds until its backward, with its outputs, without K and V of the prefix.
+
+    Args:
+        prompts: rows of the prefix. prefix_tokens: to which they are padded.
+        lengths: of all responses, prompt-major.
+        entropy: the entropy is asked for.
+    """
+    item, wide = ITEM_BYTES[dtype], _softmax_bytes(dtype)
+    rows, longest, total = len(lengths), max(lengths), sum(lengths)
+    fed = longest - 1
+    scored = scored_rows(prompts, lengths)
+    padded = total < rows * longest
+    weights = shape.heads * (prefix_tokens + fed) * (wide if wide == item else wide + item)
+    per_token = shape.layers * (_text_layer(shape, item) + weights) + _norm(shape.hidden, item) - item * shape.hidden
+    per_token += 2 * item * shape.head_dim
+    out = (1 + entropy) * rows * longest * wide
+    head = scored * (item * shape.hidden + (1 + entropy) * wide) + 2 * total * INDEX_BYTES
+    if not fed:
+        head -= scored * item * shape.hidden
+        return out + head
+    ids = rows * longest * INDEX_BYTES
+    if padded:
+        head += rows * longest + (1 + entropy) * total * (INDEX_BYTES + wide) + 2 * (total - rows) * INDEX_BYTES
+    return rows * fed * per_token + ids + head + out
+
+
+def logits_bytes(shape: ModelShape, *, rows: int, dtype: str, chunk_bytes: int = LOGITS_CHUNK_BYTES) -> int:
+    """Scratch of the log-probabilities of `rows` hidden states (`scored_rows`): scaled logits and their exponentials.
+
+    Held only inside the forward and inside the backward, for as many hidden states at a time as fit `chunk_bytes`.
+    """
+    width = shape.vocab * _softmax_bytes(dtype)
+    return 2 * width * min(rows, max(1, chunk_bytes // width))
+
+
+def scored_rows(prompts: int, lengths: Sequence[int]) -> int:
+    """Hidden states of a suffix pass that predict a token: the prompts' last ones, and those of all response tokens but
+    the last ones."""
+    return prompts + sum(lengths) - len(lengths)
+
+
+def sequence_lengths(grids: Sequence[Grid], vision: VisionShape, *, windowed: bool) -> set[int]:
+    """The different lengths, in patches, of the sequences that the vision tower attends within.
+
+    A frame, or a window of it: windows of `window` pixels from the top left, cut off at the right and lower edge.
+    """
+    if not windowed:
+        return {h * w for _, h, w in grids}
+    side = vision.window // vision.merge // vision.patch
+    lengths: set[int] = set()
+    for _, height, width in grids:
+        pairs = product(_parts(height // vision.merge, side), _parts(width // vision.merge, side))
+        lengths |= {h * w * vision.merge**2 for h, w in pairs}
+    return lengths
+
+
+def _parts(length: int, side: int) -> set[int]:
+    """The different sizes of the pieces when `length` is cut into pieces of `side`."""
+    pieces = {side} if length >= side else set[int]()
+    return pieces | ({length % side} if length % side else set())
+
+
+def _softmax_bytes(dtype: str) -> int:
+    return 8 if dtype == "float64" else 4
+
+
+def _norm(width: int, item: int) -> int:
+    return 4 * width + 4 + 2 * item * width
+
+
+def _text_layer(shape: ModelShape, item: int) -> int:
+    """Per token, without log-sum-exp or attention weights."""
+    attention = item * shape.head_dim * 2 * (shape.heads + shape.kv_heads)
+    return 2 * _norm(shape.hidden, item) + attention + 4 * item * shape.intermediate
+
+
+def _vision_bytes(shape: ModelShape, grids: Sequence[Grid], item: int, wide: int) -> int:
+    """Of all patches, without the features themselves."""
+    vision = shape.vision
+    patches = sum(t * h * w for t, h, w in grids)
+    block = 2 * _norm(vision.hidden, item) + 4 * item * (vision.hidden + vision.intermediate) + vision.heads * wide
+    per_patch = vision.depth * block + _norm(vision.hidden, item) + 2 * item * vision.hidden
+    per_patch += item * shape.row_width + 2 * 4 * vision.head_dim
+    tables = 2 * INDEX_BYTES * patches // vision.merge**2
+    for windowed, blocks in ((False, full_blocks(vision)), (True, vision.depth - full_blocks(vision))):
+        if blocks and len(sequence_lengths(grids, vision, windowed=windowed)) > 1:
+            per_patch += blocks * item * vision.hidden
+            tables += 2 * INDEX_BYTES * patches
+    return patches * per_patch + tables
+
+
+def full_blocks(vision: VisionShape) -> int:
+    """How many blocks attend within whole frames."""
+    return len({n for n in vision.full_attention_blocks if n < vision.depth})
