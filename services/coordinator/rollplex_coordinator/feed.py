@@ -70,7 +70,7 @@ class Feed:
             size_bytes=message.size_bytes,
             owner=Role.INPUT,
             last_consumer=Role.PREFIX,
-            first=Phase.LOAD,
+            first=Phase.IDLE,
             last=Phase.DRAIN,
             purpose=f"inputs of step {message.step}",
             segment=True,

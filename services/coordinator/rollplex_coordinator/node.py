@@ -100,6 +100,8 @@ class Node:
             child = self.supervisor.child(role)
             if child is not None:
                 self.link.unwatch(child.pidfd, f"death of {role}")
+                if role not in self.link.peers:
+                    self.supervisor.kill(role)  # still starting: it could not be told to leave
         self.link.leave_all(reason)
         late = self.supervisor.stop(self.config.deadlines.leave_s)
         if late:

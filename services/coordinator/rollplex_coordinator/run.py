@@ -105,11 +105,14 @@ class _Run:
         except RollplexError as error:
             reason, code = str(error)[:4_000], EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_ERROR
             self._tell_error(error)
+        except Exception as error:
+            reason, code = f"internal error: {error}"[:4_000], EXIT_ERROR
+            log.exception("internal error in phase %s", node.record.phase.name)
         self._signals.escalate = self._kill_all
         node.record.append(RunEnded(run=node.run_id, exit_code=code, reason=reason))
         node.record.journal.flush()
         self._server_stop()
-        node.end(reason[:4_000])
+        node.end("the run ended" if code == 0 else "the run was stopped or failed; the coordinator says why")
         return code
 
     # --- the run --------------------------------------------------------------------------------------------------

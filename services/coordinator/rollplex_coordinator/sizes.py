@@ -29,6 +29,7 @@ from rollplex.memory.predict import (
     logits_bytes,
     prefix_activation_bytes,
     rollout_kv_bytes,
+    scored_rows,
     suffix_saved_bytes,
 )
 from rollplex.protocol.common import Kind, PromptSlot, Responses, Role
@@ -145,7 +146,10 @@ class Sizes:
         # The one shape that a bound cannot know: media of unequal sizes cost an extra copy, so one odd image is added.
         grids = [(1, 2, max(2, train.max_media_rows // 2))] * (rows if train.max_media_rows else 0)
         grids += [(1, 4, 2)] if grids else []
-        lengths = [longest] * (config.suffix_prompts * samples - 1) + [max(1, longest - 1)]
+        # Responses of unequal length cost padding masks, those of the same length more tokens: the larger counts.
+        full = [longest] * (config.suffix_prompts * samples)
+        ragged = [*full[1:], max(1, longest - 1)]
+        suffix_rows = config.suffix_prompts * self.copies
         rollouts = [self._rollout_kv_bytes(config.decode_prompts, tokens, samples, longest)]
         rollouts += [
             self._rollout_kv_bytes(
@@ -153,11 +157,11 @@ class Sizes:
             )
             for s in data.sources[1:]
         ]
-        logits = self._logits_bytes(config.suffix_prompts * self.copies, lengths)
+        logits = self._logits_bytes(suffix_rows, full)
         return {
             ROLLOUT_KV: max(rollouts),
             SCORE_WORKSPACE: logits,
-            TRAIN_WORKSPACE: logits + self._suffix_bytes(config.suffix_prompts * self.copies, tokens, lengths),
+            TRAIN_WORKSPACE: logits + max(self._suffix_bytes(suffix_rows, tokens, n) for n in (full, ragged)),
             Kind.REFERENCE_PREFIX_KV: kv_bytes(self.shape, rows=rows, tokens=tokens, dtype=self.dtype),
             Kind.PREFIX_ACTIVATIONS: self._activation_bytes(rows, tokens, grids),
             Kind.ACTOR_PREFIX_KV: kv_segment_bytes(self.shape, rows=rows, tokens=tokens, dtype=self.dtype),
@@ -197,7 +201,7 @@ class Sizes:
         )
 
     def _logits_bytes(self, prompts: int, lengths: Sequence[int]) -> int:
-        return logits_bytes(self.shape, prompts=prompts, lengths=lengths, dtype=self.dtype)
+        return logits_bytes(self.shape, rows=scored_rows(prompts, lengths), dtype=self.dtype)
 
     def _prefix(self, kind: Kind, size_bytes: int, last: Phase, purpose: str) -> Want:
         return Want(
