@@ -55,6 +55,7 @@ def create_app(
         description=DESCRIPTION,
         docs_url=None,
         redoc_url=None,
+        redirect_slashes=False,
         responses={
             "4XX": {"model": ErrorBody, "description": "Refused."},
             "5XX": {"model": ErrorBody, "description": "Failed."},

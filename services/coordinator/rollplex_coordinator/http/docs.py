@@ -40,7 +40,9 @@ def _operation(document: dict[str, Any], method: str, path: str, operation: dict
         for item in operation.get("parameters", [])
     )
     listed = f"<ul>{parameters}</ul>" if parameters else ""
-    command = 'curl -H "Authorization: Bearer $TOKEN" '
+    command = "curl "
+    if "security" in operation:
+        command += '-H "Authorization: Bearer $TOKEN" '
     if method != "GET":
         body = json.dumps(_example(document, operation))
         command += f"-H 'Content-Type: application/json' -d '{body}' "
@@ -57,7 +59,7 @@ def _example(document: dict[str, Any], operation: dict[str, Any]) -> dict[str, A
 
 def _value(document: dict[str, Any], schema: dict[str, Any]) -> Any:
     schema = _resolved(document, schema)
-    return schema["enum"][0] if "enum" in schema else schema.get("minimum", True)
+    return schema["enum"][0] if "enum" in schema else int(schema.get("minimum", 0))
 
 
 def _resolved(document: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:

@@ -164,7 +164,10 @@ def _ours(error: Exception) -> RollplexError:
             in_body = all(place.partition(".")[0] == "body" for place, _ in problems)
             kind = BodyError if in_body else MalformedError
             return kind("the request is malformed", needed="; ".join(f"{place}: {text}" for place, text in problems))
+        case HTTPException(status_code=400):  # FastAPI: a body that is no JSON at all, such as bytes that are no text
+            return BodyError(str(error.detail))
         case HTTPException():
             return _OF_STATUS.get(error.status_code, MalformedError)(str(error.detail))
         case _:
+            _log.error("a bug of the control API", exc_info=error)
             return HttpError("the coordinator failed at this request", do="Its log says why.")
