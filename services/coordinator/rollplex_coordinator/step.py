@@ -404,7 +404,7 @@ class TrainStep:
 
 
 def _span(groups: tuple[int, ...]) -> str:
-    return f"{groups[0]}-{groups[-1]}" if len(groups) > 1 else f"{groups[0]}"
+    return "-".join(str(group) for group in sorted({min(groups), max(groups)}))
 
 
 def _mean_std(rewards: bytes) -> tuple[float | None, float | None]:
