@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from types import FrameType
 
-from rollplex.cli.signals import STOP_SIGNALS, end_quietly, hold_back, let_through
+from rollplex.cli.signals import STOP_SIGNALS, hold_back, let_through
 from rollplex.errors import RollplexError, ServiceDied
 
 _POLL_S = 0.5
@@ -28,6 +28,7 @@ def run_child(command: Sequence[str], *, grace_s: float, environment: Mapping[st
         ServiceDied: a signal killed it.
         RollplexError: it cannot be started.
     """
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     hold_back()
     try:
         process = subprocess.Popen(list(command), stdin=subprocess.DEVNULL, process_group=0, env=environment)
@@ -35,7 +36,9 @@ def run_child(command: Sequence[str], *, grace_s: float, environment: Mapping[st
     except OSError as error:
         raise RollplexError("The coordinator cannot be started", got=str(error), where=command[0]) from error
     finally:
-        end_quietly()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        let_through()
 
 
 def _wait(process: subprocess.Popen[bytes], grace_s: float) -> int:

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import cast
 
 from rollplex.cli.child import run_child
-from rollplex.cli.start import Prepared, coordinator_command, fresh, prepare
+from rollplex.cli.start import Prepared, coordinator_command, fresh, prepare, timestamp
 from rollplex.config.environment import child_environment
 from rollplex.demo.recipe import ACCURACY, EVAL_GREY, EVAL_HELD_OUT, DemoFolder, write_demo
 from rollplex.errors import DataError
+from rollplex.protocol.rundir import RunDir, check_path
 
 Row = Mapping[str, object]
 
@@ -35,13 +36,14 @@ def run_demo(
         RollplexError: the demo cannot be written or started, or the coordinator was killed.
         OSError: the folder cannot be written.
     """
-    kind = "demo-quick" if quick else "demo"
-    folder = (folder or fresh(runs_dir, f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}")).absolute()
+    folder = (folder or fresh(runs_dir, f"demo-{timestamp()}")).absolute()
+    run_dir = fresh(folder, "run")
+    check_path(RunDir(run_dir))  # before a thousand files are written
     written = write_demo(folder, quick=quick)
     names = ", ".join(str(digit) for digit in written.digits)
     say(f"{written.rows.num_train} scans of the digits {names} to learn from, {written.rows.num_held_out} held out")
     say(f"folder {folder}")
-    prepared = prepare(written.config, [], fresh(folder, "run"), runs_dir)
+    prepared = prepare(written.config, [], run_dir, runs_dir)
     config = prepared.config
     start_s = time.monotonic()
     grace_s = 2.0 * config.deadlines.leave_s + 5.0
@@ -79,16 +81,16 @@ def summary(written: DemoFolder, prepared: Prepared, *, seconds: float) -> list[
 def _accuracy(title: str, rows: list[Row], note: str) -> str:
     """One line: the first and the last evaluation of one name, or the only one."""
     first, last = rows[0], rows[-1]
-    values = f"{_number(last):.3f} after {last.get('step')} iterations"
+    values = f"{_number(last, ACCURACY):.3f} after {_number(last, 'step'):.0f} iterations"
     if last is not first:
-        values = f"{_number(first):.3f} before, {values}"
-    return f"{title:<18}  {values} ({last.get('count')} scans; {note})"
+        values = f"{_number(first, ACCURACY):.3f} after {_number(first, 'step'):.0f}, {values}"
+    return f"{title:<18}  {values} ({_number(last, 'count'):.0f} scans; {note})"
 
 
-def _number(row: Row) -> float:
-    value = row.get(ACCURACY)
+def _number(row: Row, key: str) -> float:
+    value = row.get(key)
     if not isinstance(value, int | float):
-        raise DataError("An evaluation has no accuracy", got=repr(value), needed=f"a number under {ACCURACY}")
+        raise DataError("An evaluation lacks a number", got=repr(value), needed=key, where="eval.jsonl")
     return float(value)
 
 

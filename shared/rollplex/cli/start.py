@@ -41,13 +41,18 @@ def prepare(file: Path, overrides: Sequence[str], run_dir: Path | None, runs_dir
         ConfigError: a configuration that cannot run, or a run directory that cannot be used or is in use.
     """
     config = load(file, overrides)
-    run_dir = (run_dir or fresh(runs_dir, f"{config.run.name}-{time.strftime('%Y%m%d-%H%M%S')}")).absolute()
+    run_dir = (run_dir or fresh(runs_dir, f"{config.run.name}-{timestamp()}")).absolute()
     with claim(run_dir, config.run.name):  # so that the configuration of a run that is going on is not overwritten
         config_file = run_dir / CONFIG_FILE
         partial = run_dir / f"{CONFIG_FILE}.{os.getpid()}.new"
         partial.write_text(dump(config), encoding="utf-8")
         partial.replace(config_file)
     return Prepared(config=config, config_file=config_file, run_dir=run_dir)
+
+
+def timestamp() -> str:
+    """The local time for names of folders; short, because a run directory holds sockets, whose paths are limited."""
+    return time.strftime("%y%m%d-%H%M%S")
 
 
 def fresh(folder: Path, name: str) -> Path:

@@ -85,7 +85,8 @@ def parse(text: str, *, where: str) -> Document:
 
 def dumps(value: object) -> str:
     """YAML text that `parse` reads back as the same value; keys keep their order."""
-    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
+    # Escaped, because PyYAML reads a plain U+0085 in quotes back as a space.
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=False, width=100)
 
 
 def _refuse_anchors(text: str, where: str) -> None:

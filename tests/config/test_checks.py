@@ -1,0 +1,103 @@
+"""Rules about several keys, and what follows from several keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rollplex.config import Config
+from rollplex.errors import ConfigError
+
+Make = Callable[..., Config]
+_TWO = {"functions": [{"function": "a:f", "weight": 0.0}, {"function": "b:f"}]}
+_NO_WEIGHT = {"functions": [{"function": "a:f", "weight": 0.0}, {"function": "b:g", "weight": 0}]}
+_ANYWHERE = "0.0.0.0"  # noqa: S104 - what is to be refused
+_EVAL = {"name": "e", "data": "x.jsonl"}
+
+
+@pytest.mark.parametrize(
+    ("sections", "where"),
+    [
+        ({"run": {"schedule": "stream"}, "algorithm": {"scale_rewards": "batch"}}, "algorithm.scale_rewards"),
+        ({"rollout": {"stop_tokens": ["a"], "never_sample": ["b", "a"]}}, "rollout.never_sample"),
+        ({"rollout": {"stop_tokens": ["a", "a"]}}, "rollout.stop_tokens"),
+        ({"rollout": {"never_sample": ["a", "a"]}}, "rollout.never_sample"),
+        ({"rollout": {"max_new_tokens": 4, "forced_lengths": [1, 5]}}, "rollout.forced_lengths"),
+        ({"rewards": _TWO}, "rewards.functions"),
+        ({"rewards": _NO_WEIGHT}, "rewards.functions"),
+        ({"optimizer": {"momentum": 0.9}}, "optimizer.momentum"),
+        ({"optimizer": {"warmup_steps": 11}, "run": {"iterations": 10}}, "optimizer.warmup_steps"),
+        ({"batching": {"decode_prompts": 9}}, "batching.decode_prompts"),
+        ({"batching": {"prefix_prompts": 9}}, "batching.prefix_prompts"),
+        ({"batching": {"suffix_prompts": 9}}, "batching.suffix_prompts"),
+        ({"batching": {"prefix_prompts": 4, "suffix_prompts": 3}}, "batching.suffix_prompts"),
+        ({"batching": {"prefix_prompts": 4, "suffix_prompts": 8}}, "batching.suffix_prompts"),
+        ({"batching": {"suffix_prompts": 3}}, "batching.suffix_prompts"),
+        ({"memory": {"budget": "1GiB", "overhead": "1GiB"}}, "memory.budget"),
+        ({"http": {"host": _ANYWHERE}}, "http.host"),
+        ({"http": {"host": "example.org"}}, "http.host"),
+        ({"http": {"host": "::"}}, "http.host"),
+        ({"eval": [_EVAL, _EVAL]}, "eval"),
+        ({"eval": [_EVAL | {"name": "train"}]}, "eval"),
+    ],
+)
+def test_a_contradiction_is_refused_and_names_the_key(make: Make, sections: dict[str, Any], where: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make(**sections)
+    assert caught.value.where == where
+    assert caught.value.do
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"run": {"schedule": "stream"}, "algorithm": {"scale_rewards": "group"}},
+        {"run": {"schedule": "overlap"}, "algorithm": {"scale_rewards": "batch"}},
+        {"rollout": {"stop_tokens": ["a"], "never_sample": ["b"]}},
+        {"rollout": {"max_new_tokens": 4, "forced_lengths": [4, 1]}},
+        {"optimizer": {"name": "sgd", "momentum": 0.9}},
+        {"optimizer": {"warmup_steps": 10}, "run": {"iterations": 10}},
+        {"batching": {"prefix_prompts": 4, "suffix_prompts": 2}},
+        {"batching": {"suffix_prompts": 2}},
+        {"http": {"host": _ANYWHERE, "allow_remote": True}},
+        {"http": {"host": "::1"}},
+        {"http": {"host": "localhost"}},
+        {"http": {"host": "127.3.2.1"}},
+    ],
+)
+def test_what_is_allowed_is_not_refused(make: Make, sections: dict[str, Any]) -> None:
+    make(**sections)
+
+
+def test_zero_in_batching_means_all_prompts_of_the_iteration(make: Make) -> None:
+    config = make()
+    assert (config.decode_prompts, config.prefix_prompts, config.suffix_prompts) == (8, 8, 8)
+
+
+def test_the_suffix_batch_follows_the_prefix_batch(make: Make) -> None:
+    config = make(batching={"prefix_prompts": 4})
+    assert (config.decode_prompts, config.prefix_prompts, config.suffix_prompts) == (8, 4, 4)
+
+
+def test_without_a_divergence_term_there_is_no_reference(make: Make) -> None:
+    assert make().needs_reference
+    assert not make(algorithm={"beta": 0}).needs_reference
+
+
+def test_an_evaluation_with_an_interval_also_comes_before_the_first_iteration_and_at_the_end(make: Make) -> None:
+    often = make(eval=[_EVAL | {"every": 3}]).eval[0]
+    assert [step for step in range(8) if often.due(step, last=step == 7)] == [0, 3, 6, 7]
+
+
+def test_an_evaluation_without_an_interval_comes_at_the_end_only(make: Make) -> None:
+    once = make(eval=[_EVAL]).eval[0]
+    assert [step for step in range(8) if once.due(step, last=step == 7)] == [7]
+
+
+def test_checkpoints_come_at_intervals_and_at_the_end_but_not_before_the_first_iteration(make: Make) -> None:
+    section = make(checkpoint={"every": 3}).checkpoint
+    assert [step for step in range(8) if section.due(step, last=step == 7)] == [3, 6, 7]
+    section = make(checkpoint={"every": 0}).checkpoint
+    assert [step for step in range(8) if section.due(step, last=step == 7)] == [7]

@@ -1,0 +1,215 @@
+"""Loading, overriding, refusing, dumping."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from rollplex.config import Config, dump, from_mapping, load
+from rollplex.config.yaml_text import dumps
+from rollplex.errors import ConfigError
+
+
+def _refused(file: Path, values: dict[str, Any], *overrides: str) -> ConfigError:
+    file.write_text(dumps(values))
+    with pytest.raises(ConfigError) as caught:
+        load(file, overrides)
+    return caught.value
+
+
+def test_a_small_file_loads_and_everything_else_has_a_default(config_file: Path) -> None:
+    config = load(config_file)
+    assert config.run.schedule == "overlap"
+    assert config.rollout.group_size == 8
+    assert config.needs_reference
+
+
+def test_relative_paths_are_meant_from_the_folder_of_the_file(
+    config_file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = load(config_file.relative_to(tmp_path))
+    folder = config_file.parent
+    assert config.model.path == folder / "model"
+    assert config.data.path == folder / "rows.jsonl"
+    assert config.data.image_folder == folder
+    assert config.eval[0].image_folder == folder / "other"
+    assert config.rewards.functions[0].function == f"{folder}/score.py:score"
+
+
+def test_an_image_folder_can_be_another_than_that_of_the_rows(config_file: Path) -> None:
+    config = load(config_file, ["data.image_dir=other"])
+    assert config.data.image_folder == config_file.parent / "other"
+
+
+def test_the_dump_has_every_key_and_loads_as_an_equal_configuration(config_file: Path, tmp_path: Path) -> None:
+    config = load(config_file, ["memory.budget=8GiB", "rollout.stop_tokens=['1e-3', 'no']", "optimizer.lr=1e-5"])
+    elsewhere = tmp_path / "elsewhere" / "resolved.yaml"
+    elsewhere.parent.mkdir()
+    elsewhere.write_text(dump(config))
+    assert load(elsewhere) == config
+    for section in Config.model_fields:
+        assert f"{section}:" in elsewhere.read_text()
+
+
+def test_a_configuration_cannot_be_changed(config_file: Path) -> None:
+    config = load(config_file)
+    with pytest.raises(ValidationError):
+        config.run.seed = 2
+
+
+@pytest.mark.parametrize(
+    ("path", "suggestion"),
+    [
+        (("rollout", "group_siez"), "Did you mean rollout.group_size?"),
+        (("rollouts",), "Did you mean rollout?"),
+        (("group_size",), "Did you mean rollout.group_size?"),
+        (("algorithm", "lr"), "Did you mean optimizer.lr?"),
+        (("algorithm", "weightdecay"), "Did you mean optimizer.weight_decay?"),
+        (("http", "zzz"), "Known here: host, port, allow_remote."),
+        (("data", "path_"), "Did you mean data.path?"),
+        (("run", "every"), "Did you mean checkpoint.every or eval.every?"),
+    ],
+)
+def test_an_unknown_key_is_refused_with_a_suggestion(
+    config_file: Path, values: dict[str, Any], path: tuple[str, ...], suggestion: str
+) -> None:
+    section = values if len(path) == 1 else values.setdefault(path[0], {})
+    section[path[-1]] = 1
+    error = _refused(config_file, values)
+    assert error.what == f"Unknown key {'.'.join(path)}"
+    assert error.do == suggestion
+    assert error.where.startswith(f"{config_file}:")
+    assert error.where.endswith(f": {'.'.join(path)}")
+
+
+def test_an_unknown_key_in_a_list_names_its_place(config_file: Path, values: dict[str, Any]) -> None:
+    values["eval"][0]["limt"] = 3
+    error = _refused(config_file, values)
+    assert error.what == "Unknown key eval.0.limt"
+    assert error.do == "Did you mean eval.0.limit?"
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "needed"),
+    [
+        ("rollout", "group_size", "8", "a valid integer"),
+        ("rollout", "group_size", 8.0, "a valid integer"),
+        ("rollout", "group_size", True, "a valid integer"),
+        ("rollout", "group_size", 1, "greater than or equal to 2"),
+        ("rollout", "temperature", 0, "greater than 0"),
+        ("rollout", "top_p", 1.5, "less than or equal to 1"),
+        ("run", "deterministic", "yes", "a valid boolean"),
+        ("run", "name", "a/b", "match pattern"),
+        ("run", "name", "../x", "match pattern"),
+        ("run", "seed", -1, "greater than or equal to 0"),
+        ("algorithm", "beta", float("inf"), "a finite number"),
+        ("algorithm", "beta", float("nan"), "a finite number"),
+        ("optimizer", "betas", [0.9], "required"),
+        ("optimizer", "betas", [0.9, 1.0], "less than 1"),
+        ("memory", "budget", "8 gigs", 'a number of bytes, or a text such as "8GiB"'),
+        ("memory", "budget", -1, "greater than or equal to 0"),
+        ("memory", "budget", "0.3B", "a whole number of bytes"),
+        ("deadlines", "unit_s", 0, "greater than 0"),
+        ("http", "port", 70_000, "less than or equal to 65535"),
+        ("model", "path", "", "a path; the text is empty"),
+        ("services", "rollout", [], "at least 1 item"),
+        ("services", "rollout", "python x.py", "a valid array"),
+    ],
+)
+def test_a_wrong_value_is_refused_and_never_converted(
+    config_file: Path, values: dict[str, Any], section: str, key: str, value: object, needed: str
+) -> None:
+    values.setdefault(section, {})[key] = value
+    error = _refused(config_file, values)
+    assert f"{section}.{key}" in error.where
+    assert needed.lower() in f"{error.needed} {error.what}".lower() or needed == "required"
+    assert str(config_file) in error.where
+
+
+def test_a_misspelt_choice_gets_the_choices_and_a_suggestion(config_file: Path, values: dict[str, Any]) -> None:
+    values["run"] = {"schedule": "overlapp"}
+    error = _refused(config_file, values)
+    assert error.got == '"overlapp"'
+    assert error.needed == "'serial', 'overlap' or 'stream'"
+    assert error.do == "Did you mean overlap?"
+    values["run"] = {}
+    values["algorithm"] = {"loss": "gropo"}
+    assert _refused(config_file, values).do == "Did you mean grpo?"
+
+
+def test_a_missing_key_says_what_it_is_for(config_file: Path, values: dict[str, Any]) -> None:
+    del values["data"]["path"]
+    error = _refused(config_file, values)
+    assert error.what == "The key data.path is missing"
+    assert error.needed == "JSONL file, one prompt a line"
+    assert error.do == "Set data.path."
+
+
+def test_all_mistakes_are_told_at_once(config_file: Path, values: dict[str, Any]) -> None:
+    values["run"] = {"seed": "x", "nmae": "y"}
+    values["rollout"] = {"group_size": 0}
+    text = str(_refused(config_file, values))
+    assert "Unknown key run.nmae" in text
+    assert "run.seed" in text
+    assert "rollout.group_size" in text
+
+
+def test_the_line_of_a_mistake_is_named(config_file: Path) -> None:
+    config_file.write_text("model:\n  path: model\ndata:\n  path: rows.jsonl\n  shuffle: maybe\n")
+    with pytest.raises(ConfigError) as caught:
+        load(config_file)
+    also = str(caught.value)
+    assert f"{config_file}:5: data.shuffle" in also
+
+
+@pytest.mark.parametrize("text", ["", "- 1\n", "text\n", "3\n", "# only a comment\n"])
+def test_a_file_that_is_no_mapping_of_sections_is_refused(config_file: Path, text: str) -> None:
+    config_file.write_text(text)
+    with pytest.raises(ConfigError, match=r"mapping|missing"):
+        load(config_file)
+
+
+def test_a_file_that_cannot_be_read_is_a_config_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load(tmp_path / "none.yaml")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load(tmp_path)
+    (tmp_path / "latin.yaml").write_bytes(b"run: {name: \xe9}")
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        load(tmp_path / "latin.yaml")
+
+
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [
+        ("model/config.json", "model.path"),
+        ("rows.jsonl", "data.path"),
+        ("other/rows.jsonl", "eval.0.data"),
+        ("score.py", "rewards.functions.0.function"),
+    ],
+)
+def test_a_file_that_is_not_there_is_refused_before_anything_starts(config_file: Path, name: str, where: str) -> None:
+    (config_file.parent / name).unlink()
+    with pytest.raises(ConfigError) as caught:
+        load(config_file)
+    assert caught.value.where.endswith(where)
+    assert load(config_file, check_files=False).run.name == "run"
+
+
+def test_an_image_folder_that_is_not_there_is_refused(config_file: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(config_file, ["data.image_dir=none"])
+    assert caught.value.where == "--set data.image_dir=none"
+
+
+def test_a_lone_surrogate_is_refused(config_file: Path, values: dict[str, Any]) -> None:
+    config_file.write_text('run: {name: "\\ud800"}\n')
+    with pytest.raises(ConfigError):
+        load(config_file)
+    values["rollout"] = {"stop_tokens": ["\ud800"]}
+    with pytest.raises(ConfigError):
+        from_mapping(values)

@@ -1,0 +1,137 @@
+"""The configuration as the protocol's messages carry it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from rollplex.config import Config, wire
+from rollplex.protocol.common import ModelSpec
+from rollplex.protocol.inputs import DataSource
+from rollplex.protocol.reward import RewardFunction
+from rollplex.protocol.rollout import Sampling
+from rollplex.protocol.trainer import Algorithm, Loss, Optimizer, Scale
+
+Make = Callable[..., Config]
+
+
+def _over_the_wire(message: Any) -> Any:
+    """Encoded and decoded with the limits of its type."""
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=type(message))
+
+
+def test_training_samples_as_configured(make: Make) -> None:
+    config = make(
+        run={"seed": 5},
+        rollout={"group_size": 4, "max_new_tokens": 9, "temperature": 0.7, "top_p": 0.9, "top_k": 3},
+    )
+    assert _over_the_wire(wire.train_sampling(config, stop_ids=[2, 1])) == Sampling(
+        seed=5,
+        purpose="train",
+        group_size=4,
+        max_new_tokens=9,
+        temperature=0.7,
+        top_p=0.9,
+        top_k=3,
+        stop_ids=(2, 1),
+    )
+
+
+def test_an_evaluation_is_greedy_with_one_response_and_no_forced_length(make: Make) -> None:
+    config = make(rollout={"temperature": 0.7, "top_k": 3, "max_new_tokens": 9, "forced_lengths": [2]})
+    assert _over_the_wire(wire.eval_sampling(config, "held_out", stop_ids=[1])) == Sampling(
+        seed=0, purpose="eval:held_out", group_size=1, max_new_tokens=9, temperature=0.0, stop_ids=(1,)
+    )
+
+
+def test_the_trainer_gets_algorithm_and_optimizer(make: Make) -> None:
+    config = make(
+        run={"iterations": 7},
+        rollout={"temperature": 0.5, "max_new_tokens": 3},
+        algorithm={
+            "loss": "gspo",
+            "scale_rewards": "none",
+            "clip_low": 0.1,
+            "clip_high": 0.3,
+            "kl": "k1",
+            "beta": 0.5,
+            "entropy_bonus": 0.01,
+        },
+        optimizer={
+            "name": "sgd",
+            "lr": 0.1,
+            "momentum": 0.5,
+            "weight_decay": 0.2,
+            "max_grad_norm": 2,
+            "schedule": "cosine",
+            "warmup_steps": 2,
+            "final_lr_ratio": 0.1,
+        },
+    )
+    assert _over_the_wire(wire.algorithm(config)) == Algorithm(
+        loss=Loss.GSPO,
+        scale_rewards=Scale.NONE,
+        clip_low=0.1,
+        clip_high=0.3,
+        kl="k1",
+        beta=0.5,
+        entropy_bonus=0.01,
+        temperature=0.5,
+        max_new_tokens=3,
+    )
+    assert _over_the_wire(wire.optimizer(config)) == Optimizer(
+        name="sgd",
+        lr=0.1,
+        betas=(0.9, 0.999),
+        eps=1e-8,
+        momentum=0.5,
+        weight_decay=0.2,
+        max_grad_norm=2.0,
+        schedule="cosine",
+        warmup_steps=2,
+        total_steps=7,
+        final_lr_ratio=0.1,
+    )
+
+
+def test_the_training_data_come_first_among_the_sources(make: Make) -> None:
+    config = make(data={"on_bad_row": "skip", "max_prompt_tokens": 50, "image_dir": "pictures"})
+    common: dict[str, Any] = {"max_prompt_tokens": 50, "max_image_pixels": 16_777_216, "skip_bad_rows": True}
+    assert _over_the_wire(wire.data_sources(config)[0]) == DataSource(
+        name="train", path="rows.jsonl", image_dir="pictures", **common
+    )
+    assert wire.data_sources(config)[1:] == (
+        DataSource(name="held_out", path="other/rows.jsonl", image_dir="other", **common),
+    )
+
+
+def test_reward_functions_keep_their_order_and_weights(make: Make) -> None:
+    functions = [{"function": "a.b:f", "weight": 0.0}, {"function": "x/y.py:g", "weight": -2.0}]
+    config = make(rewards={"functions": functions})
+    assert wire.reward_functions(config) == (
+        RewardFunction(spec="a.b:f", weight=0.0),
+        RewardFunction(spec="x/y.py:g", weight=-2.0),
+    )
+    assert [function.name for function in config.rewards.functions] == ["f", "g"]
+
+
+def test_every_process_gets_the_same_model(make: Make) -> None:
+    config = make(model={"dtype": "bfloat16", "freeze_vision": True}, run={"threads": 2, "deterministic": False})
+    assert _over_the_wire(wire.model_spec(config, table_hash="h", never_sampled=[3, 4])) == ModelSpec(
+        path="model",
+        dtype="bfloat16",
+        freeze_vision=True,
+        table_hash="h",
+        never_sampled=(3, 4),
+        threads=2,
+        deterministic=False,
+    )
+
+
+@pytest.mark.parametrize("spec", ["f", "a.b", "a:", ":f", "a b:f", "1a:f", "a.py:", "x:y.py:f", "a:f(1)", "a-b:f"])
+def test_what_names_no_function_is_refused(make: Make, spec: str) -> None:
+    with pytest.raises(Exception, match="function"):
+        make(rewards={"functions": [{"function": spec}]})
