@@ -1,0 +1,93 @@
+"""A dead worker ends the run with an error that names it; a dead coordinator leaves nobody behind; signals end quietly."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from support.nodes import Node, Start, run_processes
+
+from rollplex_coordinator.events import ErrorRaised, RunEnded, ServiceDied
+
+ENDLESS = {"run.iterations": 100000}
+
+
+def running(start: Start) -> Node:
+    node = start("--iterations", "100000", overrides=ENDLESS)
+    node.until_iterations(1)
+    return node
+
+
+def gone(run_dir: Path, deadline_s: float) -> bool:
+    end = time.monotonic() + deadline_s
+    while run_processes(run_dir) and time.monotonic() < end:
+        time.sleep(0.05)
+    return not run_processes(run_dir)
+
+
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize("role", ["rollout", "prefix", "trainer"])
+def test_a_killed_worker_ends_the_run_within_two_seconds_with_an_error_that_names_it(start: Start, role: str) -> None:
+    node = running(start)
+    os.kill(node.pids()[role], signal.SIGKILL)
+    killed_s = time.monotonic()
+    node.until(lambda: "error:" in node.stderr or node.process.poll() is not None, "an error", 2.0)
+    assert time.monotonic() - killed_s < 2.0
+    done = node.wait(15)
+    assert done.code == 1
+    line = next(line for line in done.stderr.splitlines() if line.startswith("error:"))
+    for part in (f"the {role} service died", "killed by SIGKILL", "phase ", "step ", f"logs/{role}.log"):
+        assert part in line, line
+    assert "Traceback" not in done.stderr
+    died = done.of(ServiceDied)
+    assert [d.role for d in died] == [role]
+    assert done.of(ErrorRaised)
+    assert [e.exit_code for e in done.of(RunEnded)] == [1]
+    assert gone(node.run_dir, 1.0)
+
+
+@pytest.mark.timeout(150)
+def test_a_killed_coordinator_leaves_no_process_and_the_next_run_in_its_directory_works(start: Start) -> None:
+    node = running(start)
+    os.kill(node.pids()["coordinator"], signal.SIGKILL)
+    node.process.wait(timeout=10)
+    assert gone(node.run_dir, 10.0), run_processes(node.run_dir)
+    again = start("--iterations", "1", run_dir=node.run_dir).wait()
+    assert again.code == 0, again.stderr
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("moment_s", [0.3, 1.0, 2.5, 5.0])
+def test_an_interrupt_while_the_node_starts_ends_everything_quietly(start: Start, moment_s: float) -> None:
+    node = start("--iterations", "100000", overrides=ENDLESS)
+    time.sleep(moment_s)
+    node.process.send_signal(signal.SIGINT)
+    done = node.wait(10)
+    assert (done.code, "Traceback" in done.stderr) == (130, False), done.stderr
+    assert gone(node.run_dir, 1.0)
+
+
+@pytest.mark.timeout(100)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+def test_a_signal_during_an_iteration_ends_everything_quietly(start: Start, number: signal.Signals, code: int) -> None:
+    node = running(start)
+    node.process.send_signal(number)
+    done = node.wait(10)
+    assert (done.code, "Traceback" in done.stderr) == (code, False), done.stderr
+    assert gone(node.run_dir, 1.0)
+    assert json.loads((node.run_dir / "metrics.jsonl").read_text().splitlines()[0])["step"] == 0
+
+
+@pytest.mark.timeout(100)
+def test_a_second_coordinator_on_the_same_run_directory_is_refused(start: Start) -> None:
+    node = start("--serve")
+    node.until(lambda: (node.run_dir / "http.json").exists(), "the API")
+    second = start("--serve", run_dir=node.run_dir).wait(20)
+    assert second.code == 2
+    assert f"pid {node.process.pid}" in second.stderr
+    node.process.terminate()
+    assert node.wait(15).code == 0

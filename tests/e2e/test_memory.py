@@ -1,0 +1,144 @@
+"""One budget: prompts wait instead of failing, what cannot fit is refused early, and there is one copy of the weights."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from support.nodes import Finished, Project, Start
+
+from rollplex.layout.parameters import parameter_table
+from rollplex.layout.shape import read_shape
+from rollplex.protocol.common import Kind
+from rollplex_coordinator.events import LeaseGranted, LeaseReleased, LeaseWaiting, ServiceReady, UpdateCommitted
+
+ITERATIONS = 2
+GRADIENTS_AND_TWO = 2
+
+
+def numbers_of(table: str, name: str) -> list[int]:
+    """The numbers of one line of a memory table."""
+    line = next(line for line in table.splitlines() if name in line)
+    return [int(number.replace(",", "")) for number in re.findall(r"\d{1,3}(?:,\d{3})+|\d{4,}", line)]
+
+
+@pytest.fixture(scope="module")
+def refused(start: Start) -> Finished:
+    """A budget far below the minimum."""
+    return start("--iterations", "1", overrides={"memory.budget": "1MiB"}).wait()
+
+
+@pytest.fixture(scope="module")
+def ample(start: Start) -> Finished:
+    return start("--iterations", str(ITERATIONS)).wait()
+
+
+@pytest.fixture(scope="module")
+def scarce(start: Start, refused: Finished) -> Finished:
+    """The smallest budget at which two prompts' actor prefixes fit at once."""
+    unit = max(numbers_of(refused.stderr, "units that can wait"))
+    budget = max(numbers_of(refused.stderr, "minimum")) + unit
+    return start("--iterations", str(ITERATIONS), overrides={"memory.budget": budget}).wait()
+
+
+def test_a_budget_below_the_minimum_is_refused_before_anything_loads_with_the_table(refused: Finished) -> None:
+    assert refused.code == 1
+    assert "does not fit into the memory budget" in refused.stderr
+    for word in ("actor_weights", "minimum", "budget", "short by", "ROLLOUT", "TRAIN"):
+        assert word in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert not refused.of(ServiceReady)
+    assert not refused.of(LeaseGranted)
+
+
+@pytest.mark.timeout(200)
+def test_prompts_wait_for_memory_and_the_bits_are_those_of_an_ample_budget(ample: Finished, scarce: Finished) -> None:
+    assert (ample.code, scarce.code) == (0, 0), scarce.stderr
+    assert not ample.of(LeaseWaiting)
+    assert {w.kind for w in scarce.of(LeaseWaiting)} >= {Kind.PREFIX_ACTIVATIONS, Kind.ACTOR_PREFIX_KV}
+    assert most_held(ample, Kind.ACTOR_PREFIX_KV) == 4
+    assert most_held(scarce, Kind.ACTOR_PREFIX_KV) == GRADIENTS_AND_TWO
+    assert scarce.checkpoint() == ample.checkpoint()
+    assert [e.digest for e in scarce.of(UpdateCommitted)] == [e.digest for e in ample.of(UpdateCommitted)]
+
+
+def most_held(run: Finished, kind: Kind) -> int:
+    held: set[int] = set()
+    most = 0
+    for record in run.records:
+        if isinstance(event := record.event, LeaseGranted) and event.kind is kind:
+            held.add(event.lease)
+        elif isinstance(event, LeaseReleased):
+            held.discard(event.lease)
+        most = max(most, len(held))
+    return most
+
+
+def test_leases_never_exceed_the_budget(scarce: Finished, refused: Finished) -> None:
+    unit = max(numbers_of(refused.stderr, "units that can wait"))
+    budget = max(numbers_of(refused.stderr, "minimum")) + unit
+    held: dict[int, int] = {}
+    for record in scarce.records:
+        if isinstance(event := record.event, LeaseGranted):
+            held[event.lease] = event.size_bytes
+        elif isinstance(event, LeaseReleased):
+            del held[event.lease]
+        assert sum(held.values()) <= budget
+
+
+def memfd_bytes(pid: int) -> dict[str, int]:
+    """Names and sizes of the segments that a process holds, as the kernel sees them."""
+    found = {}
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            target = os.readlink(entry)
+            if "memfd:rollplex" in target:
+                found[target] = entry.stat().st_size
+        except OSError:
+            continue  # closed while we looked
+    return found
+
+
+@pytest.mark.timeout(200)
+def test_segments_are_within_their_leases_whenever_one_looks_and_equal_them_at_rest(start: Start) -> None:
+    node = start("--iterations", "100000", overrides={"run.iterations": 100000})
+    node.until_iterations(1)
+    pid = node.pids()["coordinator"]
+    with node.api() as api:
+        for _ in range(20):
+            before = api.get("/ledger").json()
+            segments = memfd_bytes(pid)
+            after = api.get("/ledger").json()
+            possible = {lease["lease"]: lease for view in (before, after) for lease in view["leases"]}
+            leased = sum(lease["size_bytes"] for lease in possible.values() if lease["segment"] is not None)
+            assert sum(segments.values()) <= leased
+            for view in (before, after):
+                assert sum(lease["size_bytes"] for lease in view["leases"]) <= view["devices"][0]["budget_bytes"]
+        api.post("/stop", json={"when": "after_iteration", "exit": False}).raise_for_status()
+        node.until(lambda: api.get("/status").json()["phase"] == "IDLE", "idleness")
+        node.process.terminate()
+    assert node.wait().code == 0
+
+
+@pytest.mark.timeout(200)
+def test_one_element_changed_in_the_trainer_is_seen_by_rollout_and_prefix(start: Start, project: Project) -> None:
+    poking = [sys.executable, str(Path(__file__).parents[1] / "support" / "poking_trainer.py")]
+    node = start("--serve", overrides={"services.trainer": poking})
+    with node.api() as api:
+        node.until(lambda: api.get("/status").json()["phase"] == "IDLE", "the loaded node")
+        first = api.post("/services/digests", json={}).json()
+        second = api.post("/services/digests", json={}).json()
+        leases = api.get("/ledger").json()["leases"]
+        api.post("/stop", json={"when": "now", "exit": True}).raise_for_status()
+    assert node.wait().code == 0
+    digests = [{d["service"]: d["digest"] for d in answer["digests"]} for answer in (first, second)]
+    assert set(digests[0]) == {"trainer[0:0]", "prefix[0:0]", "rollout[0:0]"}
+    # The trainer changes an element before it digests, and again before the second digest.
+    assert len(set(digests[1].values())) == 1
+    assert digests[1]["rollout[0:0]"] != digests[0]["rollout[0:0]"]
+    weights = [lease for lease in leases if lease["kind"] == "actor_weights"]
+    table = parameter_table(read_shape(project.folder / "model"), dtype="float32", freeze_vision=False)
+    assert [lease["size_bytes"] for lease in weights] == [table.total_bytes]

@@ -1,0 +1,128 @@
+"""serial, overlap and stream: the same bits, and each does what its name says. All facts come from the journal."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+
+from rollplex.protocol.common import Kind
+from rollplex_coordinator.events import (
+    GroupFinished,
+    LeaseGranted,
+    LeaseReleased,
+    PhaseEntered,
+    UnitDone,
+    UnitKind,
+    UpdateBegin,
+    UpdateCommitted,
+)
+from rollplex_coordinator.phases import Phase
+from support.nodes import Finished, Start
+
+ITERATIONS = 5
+SCHEDULES = ("serial", "overlap", "stream")
+FORWARDS = {UnitKind.REFERENCE_PREFIX, UnitKind.ACTOR_PREFIX}
+
+
+@pytest.fixture(scope="module")
+def runs(start: Start) -> dict[str, Finished]:
+    """The same five iterations under each schedule, and under overlap twice."""
+    found = {}
+    for name in (*SCHEDULES, "overlap again"):
+        node = start("--iterations", str(ITERATIONS), overrides={"run.schedule": name.split()[0]})
+        found[name] = node.wait()
+        assert found[name].code == 0, found[name].stderr
+    return found
+
+
+def timeless(run: Finished) -> list[str]:
+    """metrics.jsonl without what depends on the clock."""
+    return [json.dumps({k: v for k, v in row.items() if not k.startswith("time/")}) for row in run.metrics]
+
+
+@pytest.mark.timeout(300)
+def test_schedules_leave_bitwise_equal_weights_and_optimizer_state(runs: dict[str, Finished]) -> None:
+    serial = runs["serial"].checkpoint()
+    assert any("optimizer" in name for name in serial)
+    assert any("model" in name for name in serial)
+    for name in SCHEDULES[1:]:
+        assert runs[name].checkpoint() == serial, name
+    digests = {name: [e.digest for e in run.of(UpdateCommitted)] for name, run in runs.items()}
+    assert digests["overlap"] == digests["serial"] == digests["stream"]
+    assert len(set(digests["serial"])) == ITERATIONS
+
+
+def test_the_same_seed_gives_the_same_metrics_apart_from_times(runs: dict[str, Finished]) -> None:
+    assert len(runs["overlap"].metrics) == ITERATIONS
+    assert timeless(runs["overlap"]) == timeless(runs["overlap again"])
+    assert timeless(runs["serial"]) == timeless(runs["stream"]) == timeless(runs["overlap"])
+
+
+def rollout_windows(run: Finished) -> dict[int | None, tuple[float, float]]:
+    """Begin and end of the ROLLOUT phase of each step."""
+    windows = {}
+    events = run.of(PhaseEntered)
+    for event, after in itertools.pairwise(events):
+        if event.phase == Phase.ROLLOUT.name:
+            windows[event.step] = (event.start_s, after.start_s)
+    return windows
+
+
+def share_of_forwards_inside(run: Finished) -> float:
+    windows = rollout_windows(run)
+    units = [unit for unit in run.of(UnitDone) if unit.kind in FORWARDS]
+    inside = [u for u in units if windows[u.step][0] <= u.start_s and u.end_s <= windows[u.step][1]]
+    assert len(units) == ITERATIONS * 4 * 2
+    return len(inside) / len(units)
+
+
+def test_overlap_hides_prefix_forwards_in_the_rollout_and_serial_hides_none(runs: dict[str, Finished]) -> None:
+    assert share_of_forwards_inside(runs["overlap"]) >= 0.9
+    assert share_of_forwards_inside(runs["stream"]) >= 0.9
+    assert share_of_forwards_inside(runs["serial"]) == 0.0
+
+
+def test_stream_trains_a_group_before_the_last_one_finishes(runs: dict[str, Finished]) -> None:
+    def early(run: Finished) -> int:
+        last = {step: max(g.end_s for g in run.of(GroupFinished) if g.step == step) for step in range(ITERATIONS)}
+        return sum(u.end_s < last[u.step] for u in run.of(UnitDone) if u.kind is UnitKind.SUFFIX)
+
+    assert early(runs["stream"]) >= ITERATIONS
+    assert early(runs["overlap"]) == 0
+
+
+def test_nobody_reads_weights_between_begin_and_commit(runs: dict[str, Finished]) -> None:
+    for run in runs.values():
+        begins = {e.step: r.monotonic_s for r in run.records if isinstance(e := r.event, UpdateBegin)}
+        commits = {e.step: r.monotonic_s for r in run.records if isinstance(e := r.event, UpdateCommitted)}
+        assert sorted(begins) == sorted(commits) == list(range(ITERATIONS))
+        for unit in run.of(UnitDone):
+            assert all(unit.end_s <= begins[s] or unit.start_s >= commits[s] for s in begins)
+
+
+def test_the_vision_tower_runs_once_per_prompt_and_model(runs: dict[str, Finished]) -> None:
+    for run in runs.values():
+        for kind in (UnitKind.GENERATE, *FORWARDS):
+            assert sum(u.vision_prompts for u in run.of(UnitDone) if u.kind is kind) == ITERATIONS * 4
+
+
+def test_rollout_and_trainer_log_probabilities_agree_at_temperature_0_7(runs: dict[str, Finished]) -> None:
+    for row in runs["overlap"].metrics:
+        assert row["sampling/sampling_logp_difference/max"] < 1e-4
+
+
+def test_private_memory_is_within_five_per_cent_of_its_lease(runs: dict[str, Finished]) -> None:
+    for run in runs.values():
+        measured = [lease for lease in run.of(LeaseReleased) if lease.held_bytes is not None]
+        kinds = {lease.kind for lease in measured}
+        assert kinds >= {Kind.ROLLOUT_KV, Kind.REFERENCE_PREFIX_KV, Kind.PREFIX_ACTIVATIONS, Kind.WORKSPACE}
+        for lease in measured:
+            assert lease.held_bytes is not None
+            assert abs(lease.held_bytes - lease.size_bytes) <= 0.05 * lease.size_bytes, lease
+
+
+def test_only_one_lease_of_actor_weights_exists(runs: dict[str, Finished]) -> None:
+    for run in runs.values():
+        assert sum(lease.kind is Kind.ACTOR_WEIGHTS for lease in run.of(LeaseGranted)) == 1

@@ -1,0 +1,1 @@
+"""What several tests need: running nodes and small projects."""
