@@ -58,7 +58,7 @@ def open_fds() -> Callable[[], set[str]]:
 
 @pytest.fixture
 def new_mapping(memory: Backend) -> Iterator[Callable[[int], Mapping]]:
-    """new_mapping(size_bytes) makes and maps a segment. It is closed after the test, whose tensors must be gone then."""
+    """new_mapping(size_bytes) makes and maps a segment. It is closed after the test, whose tensors must be gone."""
     mappings: list[Mapping] = []
 
     def new(size_bytes: int) -> Mapping:
