@@ -1,4 +1,4 @@
-"""A tiny Qwen2.5-VL folder, and segments of host memory in this process."""
+"""What the trainer's tests share: a tiny model's numbers, segments of this process, and a trainer service over them."""
 
 from __future__ import annotations
 

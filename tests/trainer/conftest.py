@@ -1,8 +1,7 @@
-"""A tiny Qwen2.5-VL folder, and segments of host memory in this process."""
+"""A tiny Qwen2.5-VL folder, prompts and responses for it, and trainer services over segments of this process."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,38 +10,21 @@ import pytest
 import torch
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
-from rollplex.memory.segment import Mapping, backend
-from rollplex.protocol.common import Kind, SegmentRef
-
-VOCAB = 70
-TEXT: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "max_position_embeddings": 512,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]},
-    "pad_token_id": 69,
-    "eos_token_id": 68,
-    "bos_token_id": None,
-}
-VISION: dict[str, Any] = {
-    "depth": 1,
-    "hidden_size": 16,
-    "intermediate_size": 20,
-    "num_heads": 2,
-    "out_hidden_size": 16,
-    "fullatt_block_indexes": [0],
-    "window_size": 56,
-}
-SPECIAL: dict[str, Any] = {
-    "image_token_id": 64,
-    "video_token_id": 65,
-    "vision_start_token_id": 66,
-    "vision_end_token_id": 67,
-}
+from rollplex.layout.shape import read_shape
+from rollplex.protocol.common import MediaSlot, PromptSlot
+from support.trainer import (
+    GRIDS,
+    LENGTHS,
+    PROMPTS,
+    SPECIAL,
+    TEXT,
+    VISION,
+    HostSegments,
+    Prompt,
+    Sampled,
+    World,
+    sampled,
+)
 
 
 @pytest.fixture(scope="session")
@@ -59,43 +41,6 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-class HostSegments:
-    """What a worker's `Segments` is to a service, with segments that the test makes."""
-
-    run_id = "test-run"
-
-    def __init__(self) -> None:
-        self._fds: dict[int, int] = {}
-        self._mapped: dict[int, Mapping] = {}
-        self._backend = backend("host")
-
-    def create(self, kind: Kind, size_bytes: int) -> SegmentRef:
-        number = len(self._fds) + 1
-        self._fds[number] = self._backend.create(size_bytes, f"test-{kind}")
-        return SegmentRef(segment=number, kind=kind, size_bytes=size_bytes)
-
-    def attach(self, ref: SegmentRef) -> Mapping:
-        if ref.segment not in self._mapped:
-            self._mapped[ref.segment] = self._backend.map(self._fds[ref.segment], ref.size_bytes)
-        return self._mapped[ref.segment]
-
-    def map_again(self, ref: SegmentRef) -> Mapping:
-        """A second mapping of the same memory, as another process has it."""
-        return self._backend.map(self._fds[ref.segment], ref.size_bytes)
-
-    def detach(self, segment: int) -> None:
-        self._mapped.pop(segment).close()
-
-    @property
-    def attached(self) -> set[int]:
-        return set(self._mapped)
-
-    def close(self) -> None:
-        self._mapped.clear()
-        for fd in self._fds.values():
-            os.close(fd)
-
-
 @pytest.fixture
 def make_segments() -> Iterator[Callable[[], HostSegments]]:
     made: list[HostSegments] = []
@@ -107,3 +52,50 @@ def make_segments() -> Iterator[Callable[[], HostSegments]]:
     yield make
     for segments in made:
         segments.close()
+
+
+@pytest.fixture(scope="session")
+def prompts(model_folder: Path) -> list[Prompt]:
+    """One image, text only, two images; of unequal length."""
+    config = Qwen2_5_VLConfig.from_pretrained(model_folder)
+    with torch.device("meta"):
+        positions_of: Any = Qwen2_5_VLForConditionalGeneration(config).model.get_rope_index
+    width = read_shape(model_folder).row_width
+    made = []
+    for number, (tokens, grids) in enumerate(zip(PROMPTS, GRIDS, strict=True)):
+        ids = torch.tensor(tokens)
+        kinds = (ids == SPECIAL["image_token_id"]).int()
+        grid = torch.tensor(grids) if grids else None
+        positions, _ = positions_of(ids[None], mm_token_type_ids=kinds[None], image_grid_thw=grid)
+        media, row = [], 0
+        for frames, height, columns in grids:
+            media.append(MediaSlot(offset=row * width * 4, frames=frames, height=height, width=columns))
+            row += frames * height * columns
+        slot = PromptSlot(
+            group=number,
+            row=100 + number,
+            tokens=len(ids),
+            ids_offset=0,
+            positions_offset=0,
+            next_position=int(positions.max()) + 1,
+            media=tuple(media),
+        )
+        draw = torch.Generator().manual_seed(number)
+        pixels = torch.randn(row, width, generator=draw) if row else None
+        made.append(Prompt(slot, ids, positions[:, 0], pixels, grid, kinds))
+    return made
+
+
+@pytest.fixture(scope="session")
+def groups() -> list[Sampled]:
+    return [sampled(number) for number in range(len(LENGTHS))]
+
+
+@pytest.fixture
+def make_world(
+    model_folder: Path, prompts: list[Prompt], make_segments: Callable[[], HostSegments]
+) -> Callable[..., World]:
+    def make(dtype: str = "float32", **changes: Any) -> World:
+        return World(model_folder, prompts, make_segments(), dtype, **changes)
+
+    return make

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
@@ -22,9 +21,7 @@ from rollplex.model.weights import fill
 from rollplex.protocol.common import Kind, SegmentRef
 from rollplex.protocol.trainer import Optimizer
 from rollplex_trainer.optimizer import SegmentOptimizer, all_finite, clip_factor, global_norm
-
-if TYPE_CHECKING:
-    from tests.trainer.conftest import HostSegments
+from support.trainer import HostSegments
 
 ADAMW = Optimizer(
     name="adamw",

@@ -7,16 +7,13 @@ made from.
 from __future__ import annotations
 
 import platform
+from importlib.metadata import version
 from pathlib import Path
 from typing import Protocol
 
-import safetensors
-import torch
-import transformers
 from safetensors.torch import save_file
 from torch import Tensor
 
-import rollplex
 from rollplex.errors import ModelError
 from rollplex.layout.optimizer import optimizer_table
 from rollplex.layout.parameters import ParameterTable, gradient_table, parameter_table, reference_table
@@ -132,13 +129,8 @@ class LoadedTrainer:
 
 def libraries() -> dict[str, str]:
     """Versions of what decides the numbers of a run, for the manifest of a checkpoint."""
-    return {
-        "python": platform.python_version(),
-        "rollplex": rollplex.__version__,
-        "safetensors": safetensors.__version__,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-    }
+    names = ("rollplex", "safetensors", "torch", "transformers")
+    return {"python": platform.python_version(), **{name: version(name) for name in names}}
 
 
 def _flat(mapping: Mapping, table: ParameterTable) -> Tensor:

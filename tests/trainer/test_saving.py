@@ -1,0 +1,160 @@
+"""SaveCheckpoint through the service: a folder that from_pretrained opens, whatever happens on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from transformers import Qwen2_5_VLForConditionalGeneration
+
+from rollplex.errors import CheckpointError, StaleWeightsError
+from rollplex.memory.tensors import hf_views
+from rollplex.protocol.trainer import ApplyUpdate, PrepareUpdate, SaveCheckpoint
+from rollplex_trainer.checkpoint import latest, verify
+from support.trainer import Sampled, World
+
+MakeWorld = Callable[..., World]
+
+
+def update(world: World, groups: list[Sampled], version: int) -> None:
+    ref, state = world.prefix()
+    world.send(world.train_message(ref, groups, version=version))
+    world.clear_prefix_arena()
+    world.prefix_backward(ref, state)
+    assert world.send(PrepareUpdate(cause=1, step=version, version=version)).finite
+    world.send(ApplyUpdate(cause=2, step=version, version=version))
+
+
+def save(world: World, parent: Path, version: int) -> Any:
+    return world.send(
+        SaveCheckpoint(
+            cause=3, step=version, version=version, folder=str(parent / f"step_{version}"), state_json='{"row": 17}'
+        )
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_folder_opens_with_from_pretrained_and_holds_the_optimizers_state(
+    make_world: MakeWorld, groups: list[Sampled], tmp_path: Path, dtype: str
+) -> None:
+    world = make_world(dtype)
+    update(world, groups, 0)
+    reply = save(world, tmp_path, 1)
+    folder = tmp_path / "step_1"
+    assert (reply.step, reply.version, reply.folder) == (1, 1, str(folder))
+    manifest = verify(folder)
+    assert latest(tmp_path) == folder
+    assert reply.size_bytes == sum(entry.size_bytes for entry in manifest.files.values())
+    assert manifest.identity.digest == world.header.require(1).digest
+    assert manifest.libraries["torch"] == torch.__version__
+
+    opened = Qwen2_5_VLForConditionalGeneration.from_pretrained(folder, dtype="auto").state_dict()
+    for name, value in hf_views(world.weights, world.table).items():
+        assert opened[name].dtype == value.dtype
+        assert torch.equal(opened[name], value), name
+    assert torch.equal(opened["lm_head.weight"], opened["model.language_model.embed_tokens.weight"])
+
+    state = world.service._ready._state
+    with safe_open(folder / "training" / "optimizer.safetensors", framework="pt") as file:
+        assert file.metadata() == {"optimizer": "adamw"}
+        names = {f"{kind}.{name}" for kind, tensors in state.states.items() for name in tensors}
+        assert set(file.keys()) == {"step", *names}
+        assert int(file.get_tensor("step")) == 1
+        for kind, tensors in state.states.items():
+            for name, value in tensors.items():
+                assert torch.equal(file.get_tensor(f"{kind}.{name}"), value)
+    assert json.loads((folder / "training" / "state.json").read_text()) == {"row": 17}
+
+
+def test_a_run_can_start_from_a_checkpoint_and_save_again(
+    make_world: MakeWorld, groups: list[Sampled], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make_world()
+    save(world, tmp_path / "first", 0)
+    second = type(world)(tmp_path / "first" / "step_0", world.prompts, type(world.segments)(), "float32")
+    assert second.header.require(0).digest == world.header.require(0).digest
+    update(second, groups, 0)
+    save(second, tmp_path / "second", 1)
+    assert set(verify(tmp_path / "second" / "step_1").files) == set(verify(tmp_path / "first" / "step_0").files)
+
+
+def test_another_version_than_the_mapped_one_is_not_saved(make_world: MakeWorld, tmp_path: Path) -> None:
+    world = make_world()
+    with pytest.raises(StaleWeightsError):
+        save(world, tmp_path, 1)
+    assert list(tmp_path.iterdir()) == []
+
+
+class Crash(BaseException):
+    """Not an Exception: nothing may catch it."""
+
+
+def ends_before_sync(number: int, act: Callable[[], object]) -> bool:
+    """Whether `act` ends, because it makes fewer than `number` calls of fsync; the call of that number crashes."""
+    calls = 0
+    real = os.fsync
+
+    def crash(fd: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == number:
+            raise Crash
+        real(fd)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", crash)
+        try:
+            act()
+        except Crash:
+            return False
+    return True
+
+
+def test_a_crash_at_any_sync_leaves_latest_valid_and_openable(
+    make_world: MakeWorld, groups: list[Sampled], tmp_path: Path
+) -> None:
+    world = make_world()
+    save(world, tmp_path, 0)
+    update(world, groups, 0)
+    before = world.header.require(1).digest
+    outcomes: list[str] = []
+    while not ends_before_sync(len(outcomes) + 1, lambda: save(world, tmp_path, 1)):
+        newest = latest(tmp_path)
+        assert newest is not None
+        verify(newest)
+        outcomes.append(newest.name)
+        assert not [p for p in tmp_path.iterdir() if p.name.startswith(".tmp-")]
+        shutil.rmtree(tmp_path / "step_1", ignore_errors=True)
+        (tmp_path / "LATEST").write_text("step_0\n")
+    assert outcomes[-1] == "step_1"
+    assert outcomes[:-1] == ["step_0"] * (len(outcomes) - 1)
+    assert len(outcomes) > 10
+    assert latest(tmp_path) == tmp_path / "step_1"
+    assert verify(tmp_path / "step_1").identity.digest == before == world.header.require(1).digest
+
+
+def test_a_disk_that_fills_up_is_named_and_the_run_can_go_on(
+    make_world: MakeWorld, groups: list[Sampled], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make_world()
+    save(world, tmp_path, 0)
+    update(world, groups, 0)
+
+    def full(fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(CheckpointError, match="No space left"):
+            save(world, tmp_path, 1)
+    assert latest(tmp_path) == tmp_path / "step_0"
+    update(world, groups, 1)
+    save(world, tmp_path, 2)
+    assert latest(tmp_path) == tmp_path / "step_2"
