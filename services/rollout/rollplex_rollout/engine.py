@@ -9,6 +9,7 @@ Rules of the contract:
   never of time, free memory or other units.
 * A group is announced through the callback at the decode step at which its last sample stops, before the next step
   starts, and exactly once. Groups that stop in the same step are announced in the order of the unit's prompts.
+* Rows of samples that have stopped go on in the batch, or leave it at points that only the tokens decide.
 * A response ends with its stop id if it met one; the stop id is its last token and has a log-probability.
 * Ids of `never_sampled` are never drawn.
 * A log-probability is log-softmax(logits / temperature) over all ids but `never_sampled`, before top-k and top-p; at
@@ -19,16 +20,18 @@ Rules of the contract:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from rollplex.memory.segment import Mapping
 
 from rollplex.errors import EngineError
-from rollplex.protocol.common import PromptSlot
+from rollplex.layout.parameters import ParameterTable
+from rollplex.layout.shape import ModelShape
+from rollplex.memory.segment import Mapping
+from rollplex.protocol.common import ModelSpec, PromptSlot
 from rollplex.protocol.rollout import Sampling
 
 
@@ -46,6 +49,11 @@ class Unit:
     def rows(self) -> int:
         """Rows of the decode batch, prompt by prompt: row = prompt index × group size + sample."""
         return len(self.prompts) * self.sampling.group_size
+
+    @property
+    def longest(self) -> int:
+        """Tokens that the longest response of such a unit can have."""
+        return max(self.sampling.forced_lengths, default=self.sampling.max_new_tokens)
 
     def limits(self) -> NDArray[np.int64]:
         """Greatest length of each row's response, int64 [rows]; with forced lengths the exact one.
@@ -65,7 +73,8 @@ class Unit:
             )
         groups = np.asarray([slot.group for slot in self.prompts], dtype=np.int64)
         index = groups[:, None] * sampling.group_size + np.arange(sampling.group_size)
-        return forced[index.reshape(-1) % forced.size]
+        limits: NDArray[np.int64] = forced[index.reshape(-1) % forced.size]
+        return limits
 
     def check(self) -> None:
         """Refuse a unit that no engine can sample.
@@ -114,6 +123,17 @@ class UnitReport:
     """K/V really held at the unit's peak."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What an engine is made over."""
+
+    spec: ModelSpec
+    shape: ModelShape
+    table: ParameterTable
+    actor: Mapping
+    """The actor weights; the engine samples from these bytes and copies none of them."""
+
+
 Announce: TypeAlias = Callable[[FinishedGroup], None]
 
 
@@ -146,24 +166,5 @@ class Engine(Protocol):
         ...
 
 
-def pack_group(
-    group: int,
-    lengths: Sequence[int],
-    tokens: NDArray[np.int64],
-    logprobs: NDArray[np.float64],
-    stopped: Sequence[bool],
-) -> FinishedGroup:
-    """Make a FinishedGroup of the right-padded rows of its samples.
-
-    Args:
-        lengths: [samples].
-        tokens, logprobs: [samples, at least the greatest length].
-    """
-    kept = np.arange(tokens.shape[1]) < np.asarray(lengths)[:, None]
-    return FinishedGroup(
-        group=group,
-        lengths=tuple(int(length) for length in lengths),
-        tokens=tokens[kept].astype(np.int32),
-        logprobs=logprobs[kept].astype(np.float64),
-        stopped=tuple(bool(flag) for flag in stopped),
-    )
+EngineFactory: TypeAlias = Callable[[Setup], Engine]
+"""Raises ModelError if the model cannot be built."""

@@ -1,0 +1,206 @@
+"""Carries out the rollout channel's instructions (`rollplex.protocol.rollout`).
+
+Owns what the coordinator is told: which weights version a group came from, what was held, when. Reads the weights'
+header; samples nothing itself and imports no tensor library (the engine does, when LoadRollout makes it).
+
+    before LoadRollout    only LoadRollout and Leave
+    open                  GenerateUnit, DigestRequest, Drain
+    drained               from Drain to Committed: the weights are not read; GenerateUnit is refused
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol, TypeAlias, assert_never
+
+from rollplex.errors import BudgetError, StateError
+from rollplex.layout.parameters import parameter_table
+from rollplex.layout.shape import read_shape
+from rollplex.memory.digest import digest
+from rollplex.memory.header import HeaderPage
+from rollplex.memory.segment import Mapping
+from rollplex.protocol.common import (
+    CachesDropped,
+    Committed,
+    DigestReply,
+    DigestRequest,
+    Drain,
+    Drained,
+    Held,
+    Leave,
+    Loaded,
+    Logprobs,
+    Responses,
+    SegmentRef,
+)
+from rollplex.protocol.rollout import FromRollout, GenerateUnit, GroupFinished, LoadRollout, ToRollout, UnitGenerated
+from rollplex_rollout.engine import Engine, EngineFactory, FinishedGroup, Setup, Unit
+
+Reply: TypeAlias = Callable[[FromRollout], None]
+
+
+class Attach(Protocol):
+    """What the service needs of `rollplex.worker.Segments`."""
+
+    run_id: str
+
+    def attach(self, ref: SegmentRef) -> Mapping: ...
+
+    def detach(self, segment: int) -> None: ...
+
+
+class RolloutService:
+    """One rollout process. Before LoadRollout it can do nothing."""
+
+    def __init__(self, segments: Attach, make_engine: EngineFactory | None = None) -> None:
+        """make_engine: how LoadRollout makes the engine; None is the transformers engine, imported then."""
+        self._segments = segments
+        self._make_engine = make_engine or _transformers_engine
+        self._loaded: _Loaded | None = None
+        self._drained = False
+
+    def handle(self, message: ToRollout, reply: Reply) -> None:
+        """Carry out one instruction and answer it.
+
+        Raises:
+            StateError: an instruction out of turn.
+            StaleWeightsError: the header is not STABLE at the instruction's version, before or after.
+            BudgetError: the unit's K/V do not fit its lease; nothing has been allocated.
+            RollplexError: whatever the engine, the model or a segment raises.
+        """
+        match message:
+            case LoadRollout():
+                reply(self._load(message))
+            case GenerateUnit():
+                self._generate(message, reply)
+            case Drain():
+                self._drained = True
+                reply(Drained(cause=message.cause, version=message.version))
+            case Committed():
+                reply(self._committed(message))
+            case DigestRequest():
+                reply(self._digest(message))
+            case Leave():
+                self._leave()
+            case _:
+                assert_never(message)
+
+    def _load(self, message: LoadRollout) -> Loaded:
+        if self._loaded is not None:
+            raise StateError("The model is loaded already", got="a second LoadRollout", needed="one")
+        self._loaded = _Loaded(message, self._segments, self._make_engine)
+        return Loaded(
+            cause=message.cause,
+            table_bytes=self._loaded.setup.table.total_bytes,
+            on_policy=self._loaded.engine.on_policy,
+        )
+
+    def _generate(self, message: GenerateUnit, reply: Reply) -> None:
+        ready = self._ready
+        where = f"step {message.step}, decode unit {message.unit}"
+        if self._drained:
+            raise StateError("A unit came while the weights may not be read", needed="Committed first", where=where)
+        unit = Unit(
+            step=message.step,
+            prompts=message.prompts,
+            sampling=message.sampling,
+            inputs=self._segments.attach(message.inputs),
+        )
+        unit.check()
+        needed = ready.engine.kv_bytes(unit)
+        if needed > message.kv.size_bytes:
+            raise BudgetError(
+                "The lease is too small for a unit's keys and values",
+                got=f"{message.kv.size_bytes} bytes",
+                needed=f"{needed}",
+                where=where,
+            )
+        start = ready.header.require(message.version).version
+
+        def announce(group: FinishedGroup) -> None:
+            end = ready.header.require(message.version).version
+            reply(_group_message(message, group, start, end))
+
+        report = ready.engine.generate(unit, announce)
+        self._segments.detach(message.inputs.segment)
+        reply(
+            UnitGenerated(
+                cause=message.cause,
+                step=message.step,
+                unit=message.unit,
+                start_s=report.start_s,
+                prefill_end_s=report.prefill_end_s,
+                end_s=report.end_s,
+                decode_steps=report.decode_steps,
+                vision_prompts=report.vision_prompts,
+                held=(Held(lease=message.kv.lease, size_bytes=report.kv_bytes),),
+            )
+        )
+
+    def _committed(self, message: Committed) -> CachesDropped:
+        ready = self._ready
+        ready.engine.drop_caches()
+        version = ready.header.require(message.version).version
+        self._drained = False
+        return CachesDropped(cause=message.cause, version=version)
+
+    def _digest(self, message: DigestRequest) -> DigestReply:
+        ready = self._ready
+        version = ready.header.read().version
+        ready.header.require(version)
+        value = digest(ready.setup.actor, ready.setup.table)
+        ready.header.require(version)
+        return DigestReply(cause=message.cause, version=version, digest=value)
+
+    def _leave(self) -> None:
+        if self._loaded is not None:
+            self._loaded.engine.close()
+            self._loaded = None
+
+    @property
+    def _ready(self) -> _Loaded:
+        if self._loaded is None:
+            raise StateError("An instruction came before the model was loaded", needed="LoadRollout first")
+        return self._loaded
+
+
+class _Loaded:
+    """What LoadRollout makes: the mapped weights, their header, and the engine over them."""
+
+    def __init__(self, message: LoadRollout, segments: Attach, make_engine: EngineFactory) -> None:
+        spec = message.model
+        shape = read_shape(Path(spec.path))
+        table = parameter_table(shape, dtype=spec.dtype, freeze_vision=spec.freeze_vision)
+        if table.hash != spec.table_hash:
+            raise StateError(
+                "This process and the coordinator disagree about the parameter table",
+                got=table.hash,
+                needed=spec.table_hash,
+                do="Run the same version of Rollplex and the same model folder everywhere.",
+            )
+        self.setup = Setup(spec=spec, shape=shape, table=table, actor=segments.attach(message.actor))
+        self.header = HeaderPage(self.setup.actor, run_id=segments.run_id, table_hash=table.hash)
+        self.engine = make_engine(self.setup)
+
+
+def _transformers_engine(setup: Setup) -> Engine:
+    from rollplex_rollout.transformers_engine import TransformersEngine  # noqa: PLC0415 - heavy, and another may be used
+
+    return TransformersEngine(setup)
+
+
+def _group_message(unit: GenerateUnit, group: FinishedGroup, start: int, end: int) -> GroupFinished:
+    return GroupFinished(
+        cause=unit.cause,
+        step=unit.step,
+        version_start=start,
+        version_end=end,
+        responses=Responses(
+            group=group.group, lengths=group.lengths, tokens=group.tokens.astype("<i4", copy=False).tobytes()
+        ),
+        logprobs=Logprobs(group=group.group, values=group.logprobs.astype("<f8", copy=False).tobytes()),
+        stopped=group.stopped,
+        end_s=time.monotonic(),
+    )

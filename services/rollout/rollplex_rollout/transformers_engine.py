@@ -1,0 +1,134 @@
+"""The engine for hosts without SGLang: transformers' own modules over the mapped weights.
+
+Owns the order of a unit's work: prefill once per prompt, then one decode step after another for all rows at once. Does
+not know the weights header, messages, or what becomes of a group.
+
+The unit's batch never changes: all prompts in one prefill, all rows in every decode step. Rows that have stopped keep
+their place, are fed what they drew, and their results are dropped (`transcript`): the number of steps is the only thing
+that tokens decide.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rollplex.memory.predict import rollout_kv_bytes
+from rollplex.memory.tensors import tensor, views
+from rollplex.model.batch import PromptBatch, prompt_batch
+from rollplex.model.build import build
+from rollplex.model.decode import Decoder
+from rollplex.model.logprob import log_probabilities
+from rollplex.model.prefix import prefix_forward
+from rollplex.model.setup import prepare_torch
+from rollplex_rollout.engine import Announce, Setup, Unit, UnitReport
+from rollplex_rollout.philox import Draws
+from rollplex_rollout.sampling import Rule, draw, exclusion
+from rollplex_rollout.transcript import Transcript
+
+
+class TransformersEngine:
+    """Samples from the mapped weights themselves (`rollplex_rollout.engine.Engine`)."""
+
+    def __init__(self, setup: Setup) -> None:
+        """Build the model over the segment; no weight is copied.
+
+        Raises:
+            ModelError: the folder's architecture cannot be built over the table.
+            EngineError: no id of the vocabulary may be sampled.
+        """
+        prepare_torch(setup.spec)
+        self._shape = setup.shape
+        self._dtype = setup.spec.dtype
+        self._never_sampled = setup.spec.never_sampled
+        self._excluded = exclusion(setup.spec.never_sampled, setup.shape.vocab)
+        self._model = build(
+            Path(setup.spec.path),
+            setup.table,
+            views(setup.actor, setup.table),
+            gradients=None,
+            freeze_vision=setup.spec.freeze_vision,
+        )
+        self._tower_calls = 0
+        self._model.model.visual.register_forward_pre_hook(self._count_tower)
+
+    @property
+    def on_policy(self) -> bool:
+        return True
+
+    def kv_bytes(self, unit: Unit) -> int:
+        return rollout_kv_bytes(
+            self._shape,
+            rows=len(unit.prompts),
+            tokens=max(slot.tokens for slot in unit.prompts),
+            samples=unit.sampling.group_size,
+            max_new_tokens=unit.longest,
+            dtype=self._dtype,
+        )
+
+    def generate(self, unit: Unit, announce: Announce) -> UnitReport:
+        unit.check()
+        sampling = unit.sampling
+        start_s, calls = time.monotonic(), self._tower_calls
+        batch = self._batch(unit)
+        state = prefix_forward(self._model, batch, grad=False)
+        decoder = Decoder(self._model, state, sampling.group_size, unit.longest)
+        logits = decoder.first_logits()
+        prefill_end_s = time.monotonic()
+        transcript, draws, steps = Transcript(unit), _draws(unit), 0
+        rule = Rule(
+            temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k, excluded=self._excluded
+        )
+        while True:
+            tokens = draw(logits, torch.from_numpy(draws.at(transcript.position)), rule)
+            logprobs = self._logprobs(logits, tokens, sampling.temperature)
+            for group in transcript.add(tokens.numpy(), logprobs.numpy()):
+                announce(group)
+            if transcript.done:
+                break
+            logits = decoder.step(tokens)
+            steps += 1
+        return UnitReport(
+            start_s=start_s,
+            prefill_end_s=prefill_end_s,
+            end_s=time.monotonic(),
+            decode_steps=steps,
+            vision_prompts=batch.vision_prompts * (self._tower_calls - calls),
+            kv_bytes=decoder.kv_bytes,
+        )
+
+    def drop_caches(self) -> None:
+        """Nothing to drop: K/V live inside `generate`, and what outlives it depends on shapes alone."""
+
+    def close(self) -> None:
+        del self._model
+
+    def _batch(self, unit: Unit) -> PromptBatch:
+        return prompt_batch(
+            lambda offset, shape, dtype: tensor(unit.inputs, offset, shape, dtype),
+            unit.prompts,
+            self._shape.row_width,
+        )
+
+    def _logprobs(self, logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
+        """float64 [rows], of the drawn tokens, by the one definition; of temperature 1 for greedy."""
+        everything = log_probabilities(logits, temperature=temperature or 1.0, never_sampled=self._never_sampled)
+        return everything.gather(-1, tokens[:, None]).squeeze(-1).double()
+
+    def _count_tower(self, *_: Any) -> None:
+        self._tower_calls += 1
+
+
+def _draws(unit: Unit) -> Draws:
+    sampling = unit.sampling
+    return Draws(
+        seed=sampling.seed,
+        purpose=sampling.purpose,
+        step=unit.step,
+        prompts=[slot.row for slot in unit.prompts for _ in range(sampling.group_size)],
+        samples=list(range(sampling.group_size)) * len(unit.prompts),
+    )

@@ -1,0 +1,199 @@
+"""The transformers engine on a tiny random model over a host segment, against stock transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+
+from rollplex.errors import EngineError
+from rollplex_rollout.engine import FinishedGroup, Unit
+from rollplex_rollout.transformers_engine import TransformersEngine
+
+if TYPE_CHECKING:
+    from rollout.conftest import Node, Run
+
+Generate = Callable[[Unit], "Run"]
+
+
+@contextmanager
+def counting(module: Any, count: Callable[[Any, Any], None]) -> Iterator[None]:
+    """Calls `count(args, kwargs)` before each forward of the module."""
+    handle = module.register_forward_pre_hook(lambda _, args, kwargs: count(args, kwargs), with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def expected_logprobs(node: Node, group: int, response: list[int], temperature: float) -> Any:
+    """By an independent route: renormalised softmax over the allowed ids, float64."""
+    logits = node.full_logits(group, response).double() / temperature
+    keep = [token for token in range(node.VOCAB) if token not in node.NEVER]
+    allowed = torch.log_softmax(logits[:, keep], dim=-1)
+    return torch.stack([allowed[n, keep.index(token)] for n, token in enumerate(response)]).numpy()
+
+
+@pytest.mark.parametrize(
+    ("asked", "reported"),
+    [({}, 1.0), ({"temperature": 0.7}, 0.7), ({"temperature": 1.3, "top_p": 0.7, "top_k": 20}, 1.3)],
+)
+def test_logprobs_equal_an_unsplit_forward_of_stock_transformers(
+    shared_node: Node, generate: Generate, asked: dict[str, Any], reported: float
+) -> None:
+    run = generate(shared_node.unit(**asked))
+    for group in range(4):
+        for response, logprobs in zip(run.responses(group), run.logprobs(group), strict=True):
+            expected = expected_logprobs(shared_node, group, response, reported)
+            assert float(np.abs(logprobs - expected).max()) < 1e-4
+            assert logprobs.dtype == np.float64
+
+
+def test_greedy_takes_the_best_allowed_token_and_reports_temperature_one(shared_node: Node, generate: Generate) -> None:
+    run = generate(shared_node.unit(temperature=0.0, group_size=1))
+    for group in range(4):
+        response = run.responses(group)[0]
+        logits = shared_node.full_logits(group, response)
+        logits[:, list(shared_node.NEVER)] = -torch.inf
+        assert response == logits.argmax(-1).tolist()
+        expected = expected_logprobs(shared_node, group, response, 1.0)
+        assert float(np.abs(run.logprobs(group)[0] - expected).max()) < 1e-4
+
+
+def test_groups_are_announced_in_the_step_in_which_their_last_sample_stops(
+    shared_node: Node, engine: TransformersEngine
+) -> None:
+    steps, seen = [0], []
+
+    def forward(*_: Any) -> None:
+        steps[0] += 1
+
+    def announce(group: FinishedGroup) -> None:
+        seen.append((group.group, steps[0]))
+
+    lengths = (2, 5, 1, 7, 7, 3, 1, 1, 1, 4, 4, 2)  # groups of three: 5, 7, 1, 4
+    with counting(engine._model.lm_head, forward):
+        report = engine.generate(shared_node.unit(forced_lengths=lengths), announce)
+    assert seen == [(2, 1), (3, 4), (0, 5), (1, 7)]
+    assert (steps[0], report.decode_steps) == (7, 6)
+
+
+def test_a_response_ends_with_its_stop_id_and_has_none_before(shared_node: Node, generate: Generate) -> None:
+    stop_ids = tuple(range(0, shared_node.TEXT, 4))
+    run = generate(shared_node.unit(stop_ids=stop_ids, group_size=6))
+    kinds = set()
+    for group in range(4):
+        finished = run.by_group[group]
+        for response, stopped in zip(run.responses(group), finished.stopped, strict=True):
+            assert not set(response[:-1]) & set(stop_ids)
+            assert stopped == (response[-1] in stop_ids)
+            assert stopped or len(response) == 8
+            kinds.add((stopped, len(response) < 8))
+    assert {(True, True), (False, False)} <= kinds
+
+
+def test_two_runs_and_two_engines_give_the_same_bits(
+    shared_node: Node, engine: TransformersEngine, run_with: Callable[[TransformersEngine, Unit], Run]
+) -> None:
+    unit = shared_node.unit(temperature=0.9, top_p=0.95, stop_ids=(3, 4, 5))
+    first, second = run_with(engine, unit), run_with(engine, unit)
+    third = run_with(TransformersEngine(shared_node.setup), unit)
+    for other in (second, third):
+        assert [group.group for group in first.groups] == [group.group for group in other.groups]
+        for mine, theirs in zip(first.groups, other.groups, strict=True):
+            assert (mine.lengths, mine.stopped) == (theirs.lengths, theirs.stopped)
+            assert mine.tokens.tobytes() == theirs.tokens.tobytes()
+            assert mine.logprobs.tobytes() == theirs.logprobs.tobytes()
+
+
+def test_a_prompts_draws_do_not_depend_on_its_unit_or_on_the_group_size(shared_node: Node, generate: Generate) -> None:
+    whole = generate(shared_node.unit())
+    alone = generate(shared_node.unit((2,), group_size=2))
+    other_order = generate(shared_node.unit((3, 2)))
+    assert alone.responses(2) == whole.responses(2)[:2]
+    assert other_order.responses(2) == whole.responses(2)
+    assert len({tuple(response) for group in range(4) for response in whole.responses(group)}) == 12
+
+
+@pytest.mark.parametrize("change", [{"seed": 4}, {"purpose": "eval:x"}, {"step": 3}])
+def test_seed_purpose_and_step_change_the_draws(shared_node: Node, generate: Generate, change: dict[str, Any]) -> None:
+    assert generate(shared_node.unit()).responses(1) != generate(shared_node.unit(**change)).responses(1)
+
+
+@pytest.mark.parametrize("group_size", [1, 5])
+def test_the_vision_tower_sees_each_prompts_media_once_whatever_the_group_size(
+    shared_node: Node, engine: TransformersEngine, group_size: int
+) -> None:
+    grids: list[list[int]] = []
+    with counting(engine._model.model.visual, lambda _, kwargs: grids.extend(kwargs["grid_thw"].tolist())):
+        report = engine.generate(shared_node.unit(group_size=group_size), lambda _: None)
+        assert grids == [[1, 4, 4], [1, 4, 6], [1, 2, 4], [2, 4, 4]]
+        assert report.vision_prompts == 3
+        assert engine.generate(shared_node.unit((1,)), lambda _: None).vision_prompts == 0
+        assert len(grids) == 4
+
+
+def test_predicted_and_held_kv_are_equal_and_the_prompts_share_is_not_repeated(
+    shared_node: Node, engine: TransformersEngine
+) -> None:
+    cases: list[dict[str, Any]] = [{}, {"group_size": 9}, {"max_new_tokens": 1}, {"forced_lengths": (2, 3)}]
+    for changes in cases:
+        unit = shared_node.unit(**changes)
+        assert engine.generate(unit, lambda _: None).kv_bytes == engine.kv_bytes(unit)
+    few, many = (shared_node.unit(group_size=size, max_new_tokens=1) for size in (1, 8))
+    assert engine.kv_bytes(few) == engine.kv_bytes(many)
+
+
+def test_a_response_of_one_token_needs_no_decode_step(shared_node: Node, generate: Generate) -> None:
+    run = generate(shared_node.unit(max_new_tokens=1))
+    assert run.report.decode_steps == 0
+    assert all(group.lengths == (1, 1, 1) for group in run.groups)
+
+
+def test_ids_never_sampled_do_not_appear_at_temperature_100(shared_node: Node, generate: Generate) -> None:
+    run = generate(shared_node.unit(temperature=100.0, group_size=64))
+    tokens = {token for group in range(4) for response in run.responses(group) for token in response}
+    assert len(tokens) > 150
+    assert not tokens & set(shared_node.NEVER)
+
+
+def test_the_engine_samples_from_the_mapped_bytes(
+    node: Node, run_with: Callable[[TransformersEngine, Unit], Run]
+) -> None:
+    engine, unit = TransformersEngine(node.setup), node.unit(temperature=0.0)
+    before = run_with(engine, unit)
+    node.parameter("model.norm.weight").mul_(0.5)
+    engine.drop_caches()
+    after = run_with(engine, unit)
+    assert engine.on_policy
+    assert not np.array_equal(before.by_group[0].logprobs, after.by_group[0].logprobs)
+
+
+def test_weights_that_make_nan_are_an_error_and_not_tokens(node: Node) -> None:
+    engine = TransformersEngine(node.setup)
+    node.parameter("model.norm.weight")[0] = torch.nan
+    with pytest.raises(EngineError, match="logits are not finite"):
+        engine.generate(node.unit(), lambda _: None)
+
+
+def test_an_error_of_the_callback_comes_out_and_the_engine_goes_on_working(
+    shared_node: Node, engine: TransformersEngine, generate: Generate
+) -> None:
+    def refuse(_: FinishedGroup) -> None:
+        raise KeyError("callback")
+
+    with pytest.raises(KeyError, match="callback"):
+        engine.generate(shared_node.unit(), refuse)
+    assert len(generate(shared_node.unit()).groups) == 4
+
+
+def test_nothing_looks_at_the_inputs_or_the_weights_afterwards(node: Node) -> None:
+    engine = TransformersEngine(node.setup)
+    engine.generate(node.unit(), lambda _: None)
+    node.inputs.close()
+    engine.close()
+    node.actor.close()
