@@ -1,4 +1,4 @@
-"""A dead worker ends the run with an error that names it; a dead coordinator leaves nobody behind; signals end quietly."""
+"""A dead worker ends the run with an error that names it; a dead coordinator leaves nobody; signals end quietly."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
-from support.nodes import Node, Start, run_processes
 
 from rollplex_coordinator.events import ErrorRaised, RunEnded, ServiceDied
+from support.nodes import Node, Start, run_processes
 
 ENDLESS = {"run.iterations": 100000}
 
@@ -85,7 +85,7 @@ def test_a_signal_during_an_iteration_ends_everything_quietly(start: Start, numb
 @pytest.mark.timeout(100)
 def test_a_second_coordinator_on_the_same_run_directory_is_refused(start: Start) -> None:
     node = start("--serve")
-    node.until(lambda: (node.run_dir / "http.json").exists(), "the API")
+    node.until((node.run_dir / "http.json").exists, "the API")
     second = start("--serve", run_dir=node.run_dir).wait(20)
     assert second.code == 2
     assert f"pid {node.process.pid}" in second.stderr

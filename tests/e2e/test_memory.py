@@ -1,19 +1,18 @@
-"""One budget: prompts wait instead of failing, what cannot fit is refused early, and there is one copy of the weights."""
+"""One budget: prompts wait instead of failing, what cannot fit is refused early, and the weights exist once."""
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from pathlib import Path
 
 import pytest
-from support.nodes import Finished, Project, Start
 
 from rollplex.layout.parameters import parameter_table
 from rollplex.layout.shape import read_shape
 from rollplex.protocol.common import Kind
 from rollplex_coordinator.events import LeaseGranted, LeaseReleased, LeaseWaiting, ServiceReady, UpdateCommitted
+from support.nodes import Finished, Project, Start
 
 ITERATIONS = 2
 GRADIENTS_AND_TWO = 2
@@ -94,7 +93,7 @@ def memfd_bytes(pid: int) -> dict[str, int]:
     found = {}
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         try:
-            target = os.readlink(entry)
+            target = str(entry.readlink())
             if "memfd:rollplex" in target:
                 found[target] = entry.stat().st_size
         except OSError:

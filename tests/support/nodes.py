@@ -61,7 +61,7 @@ class Node:
     def __init__(self, command: Sequence[str], run_dir: Path, env: dict[str, str] | None = None) -> None:
         self.run_dir = run_dir
         self.started_s = time.monotonic()
-        self._stderr_path = run_dir.with_name(run_dir.name + ".stderr")
+        self._stderr_path = run_dir.with_name(f"{run_dir.name}.{time.monotonic_ns()}.stderr")
         with self._stderr_path.open("wb") as stderr:
             self.process = subprocess.Popen(
                 command,

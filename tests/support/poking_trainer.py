@@ -22,7 +22,7 @@ def make(segments: Segments) -> Any:
             if isinstance(message, DigestRequest):
                 name = "model.language_model.layers.0.self_attn.k_proj.weight"
                 with torch.no_grad():
-                    dict(self.model.named_parameters())[name][0, 0] += 1.0
+                    dict(self._ready.model.named_parameters())[name][0, 0] += 1.0
             super().handle(message, reply)
 
     return Poking(segments)

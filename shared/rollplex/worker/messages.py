@@ -87,10 +87,10 @@ class MessageThread(threading.Thread):
             ready = dict(poller.poll(wait_ms))
             if self._wake in ready:
                 os.eventfd_read(self._wake)
-            while self._out and self._welcome:
-                dealer.send(self._out.popleft())
             if dealer in ready:
                 self._receive(dealer)
+            while self._out and self._welcome:
+                dealer.send(self._out.popleft())
             if self._welcome and time.monotonic() >= next_alive:
                 next_alive = time.monotonic() + self._alive_every_s
                 dealer.send(self._channel.from_worker.encode(Alive(progress=self.progress)))
