@@ -23,6 +23,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from rollplex.data.columns import columns_of
 from rollplex.data.files import open_regular
 from rollplex.errors import DataError
 
@@ -32,8 +33,6 @@ MAX_FRAMES = 4096
 DEFAULT_FPS = 2.0
 """As transformers' and Qwen's processors assume."""
 RESERVED = ("prompts", "completions", "completion_ids")
-NOT_COLUMNS = ("prompt", "completion", "completion_ids")
-"""As in TRL: not passed to reward functions as columns."""
 _CHUNK_BYTES = 2**20
 
 
@@ -140,7 +139,7 @@ def parse(line: bytes, number: int) -> Row:
         images=_images(fields),
         videos=videos,
         video_fps=_fps(fields.get("video_fps"), len(videos)),
-        columns={name: item for name, item in fields.items() if name not in NOT_COLUMNS},
+        columns=columns_of(fields),
     )
 
 

@@ -84,7 +84,8 @@ class GroupRewarded(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     end_s: Seconds
 
 
-# reward -> coordinator: a function could not score this group. After timed_out the child ends itself.
+# reward -> coordinator: a function could not score this group. After timed_out the child answers nothing more: it is to
+# be replaced, and what it was sent since is sent again.
 class RewardFailed(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     cause: Count
     step: Count

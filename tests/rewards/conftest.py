@@ -1,0 +1,59 @@
+"""A tokenizer, a dataset, and files of reward functions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from rollplex.protocol.inputs import DataSource
+
+ROWS: list[dict[str, object]] = [
+    {"prompt": [{"role": "user", "content": "which digit?"}], "answer": "7", "images": ["a.png"], "level": {"n": [1]}},
+    {"prompt": "2 + 2 = ", "answer": "4", "completion": "ignored"},
+    {"prompt": "no answer here"},
+]
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(
+        ["seven"], trainers.BpeTrainer(vocab_size=260, initial_alphabet=alphabet, show_progress=False)
+    )
+    tokenizer.add_special_tokens([AddedToken("<|im_end|>", special=True, normalized=False)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> DataSource:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(json.dumps(row) for row in ROWS))
+    return DataSource(
+        name="train",
+        path=str(path),
+        image_dir=str(tmp_path),
+        max_prompt_tokens=0,
+        max_image_pixels=1,
+        skip_bad_rows=False,
+    )
+
+
+@pytest.fixture
+def functions(tmp_path: Path) -> Callable[[str], Path]:
+    """Write a file of functions; returns its path."""
+
+    def write(code: str) -> Path:
+        path = tmp_path / f"functions_{len(list(tmp_path.glob('functions_*')))}.py"
+        path.write_text(code)
+        return path
+
+    return write

@@ -1,0 +1,72 @@
+"""Finding the functions that the user named."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rollplex.errors import RewardError
+from rollplex.rewards.loading import load_function
+
+Functions = Callable[[str], Path]
+
+
+@pytest.fixture(autouse=True)
+def _modules() -> Iterator[None]:
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+def test_a_function_of_a_module_is_found() -> None:
+    assert load_function("json:dumps")([1]) == "[1]"
+    assert load_function("os.path:basename")("a/b") == "b"
+
+
+def test_a_function_of_a_file_is_found_and_its_folder_is_not_on_the_path(functions: Functions) -> None:
+    path = functions("def f():\n    return 3\n")
+    before = list(sys.path)
+    assert load_function(f"{path}:f")() == 3
+    assert load_function(f"{path}:f") is load_function(f"{path}:f")
+    assert sys.path == before
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ("", "not the name of a reward function"),
+        ("json", "not the name of a reward function"),
+        ("json:", "not the name of a reward function"),
+        ("json:dumps()", "not the name of a reward function"),
+        ("no_such_module_at_all:f", "no such module"),
+        ("json.nothing:f", "no such module"),
+        ("json:nothing", "no such function; got 'json:nothing'; needed one of .*dumps"),
+        ("json:__doc__", "not a function"),
+        ("/nowhere/f.py:f", "no such file"),
+    ],
+)
+def test_a_name_that_leads_nowhere_is_refused_clearly(spec: str, says: str) -> None:
+    with pytest.raises(RewardError, match=says):
+        load_function(spec)
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("import no_such_thing\n", "No module named 'no_such_thing'"),
+        ("def f(:\n", "SyntaxError"),
+        ("x = 1\nraise KeyError('gone')\n", "line 2"),
+        ("raise SystemExit(0)\n", "SystemExit"),
+    ],
+)
+def test_a_file_that_fails_to_import_shows_where(code: str, says: str, functions: Functions) -> None:
+    path = functions(code)
+    with pytest.raises(RewardError, match=says) as caught:
+        load_function(f"{path}:f")
+    assert "fails to import" in caught.value.what
+    assert str(path) in str(caught.value)
+    assert "rewards/loading.py" not in caught.value.got

@@ -1,0 +1,72 @@
+"""What reward functions may return."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rollplex.protocol.reward import RewardProblem
+from rollplex.rewards.validate import Finding, check, weighted_sum
+
+
+@pytest.mark.parametrize(
+    ("returned", "wanted"),
+    [
+        ([1, 0.5, None], [1.0, 0.5, None]),
+        ((0, -3, 1e18), [0.0, -3.0, 1e18]),
+        (np.array([1, 2, 3]), [1.0, 2.0, 3.0]),
+        (torch.tensor([0.5, 1.0, 2.0]), [0.5, 1.0, 2.0]),
+        ([np.float32(0.5), np.int64(2), torch.tensor(3)], [0.5, 2.0, 3.0]),
+        ([Fraction(1, 4), np.array(1.5), 0], [0.25, 1.5, 0.0]),
+        ([None, None, None], [None, None, None]),
+    ],
+)
+def test_numbers_and_abstentions_are_taken(returned: object, wanted: list[float | None]) -> None:
+    assert check(returned, 3) == wanted
+
+
+@pytest.mark.parametrize(
+    ("returned", "problem", "says"),
+    [
+        ([1.0], "wrong_count", "returned 1 rewards for 3 completions"),
+        ([1.0] * 4, "wrong_count", "4 rewards"),
+        ([], "wrong_count", "0 rewards"),
+        (None, "wrong_type", "NoneType None"),
+        (1.0, "wrong_type", "float 1.0"),
+        ("abc", "wrong_type", "str 'abc'"),
+        (b"abc", "wrong_type", "bytes"),
+        ({1, 2, 3}, "wrong_type", "set"),
+        ({"a": 1, "b": 2, "c": 3}, "wrong_type", "dict"),
+        ((x for x in range(3)), "wrong_type", "generator"),
+        (torch.tensor(1.0), "wrong_type", "Tensor"),
+        ([0, "1", 0], "wrong_type", "sample 1: str '1'"),
+        ([0, 0, True], "wrong_type", "sample 2: bool True"),
+        ([np.True_, 0, 0], "wrong_type", "sample 0: bool True"),
+        ([torch.tensor(True), 0, 0], "wrong_type", "sample 0: bool True"),
+        ([0, [1], 0], "wrong_type", "sample 1: list"),
+        (np.ones((3, 2)), "wrong_type", "sample 0: list"),
+        ([0, 1j, 0], "wrong_type", "complex"),
+        ([0, math.nan, 0], "not_finite", "sample 1: nan"),
+        ([0, 0, -math.inf], "not_finite", "sample 2: -inf"),
+        ([np.float32("nan"), 0, 0], "not_finite", "sample 0: nan"),
+        ([1e30, 0, 0], "not_finite", "sample 0: 1e+30"),
+        ([10**400, 0, 0], "not_finite", "sample 0: inf"),
+    ],
+)
+def test_anything_else_is_a_finding_and_never_a_zero(returned: Any, problem: str, says: str) -> None:
+    finding = check(returned, 3)
+    assert isinstance(finding, Finding)
+    assert finding.problem is RewardProblem(problem)
+    assert says in finding.detail
+
+
+def test_rewards_are_weighted_sums_over_those_that_do_not_abstain() -> None:
+    values: list[list[float | None]] = [[1.0, None, 2.0, None], [0.5, 0.25, None, None], [100.0, 100.0, 100.0, 100.0]]
+    rewards = weighted_sum(values, [2.0, -1.0, 0.0])
+    assert rewards[:3] == [1.5, -0.25, 4.0]
+    assert math.isnan(rewards[3])
