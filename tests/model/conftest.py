@@ -20,6 +20,7 @@ from rollplex.layout.parameters import ParameterTable, gradient_table, parameter
 from rollplex.layout.shape import ModelShape, read_shape
 from rollplex.model import build, weights
 from rollplex.model.batch import PromptBatch, prompt_batch
+from rollplex.model.prefix import PrefixState
 from rollplex.protocol.common import MediaSlot, PromptSlot
 
 IMAGE, VIDEO, START, END, PAD, EOS = 430, 431, 432, 433, 434, 429
@@ -111,6 +112,17 @@ class Kit:
 
     def __init__(self, folder_of: Callable[[str, bool], Path]) -> None:
         self.folder = folder_of
+        self._stores: dict[Any, Store] = {}
+
+    def shared_store(
+        self, name: str = "tiny", *, tied: bool = False, frozen: bool = False, dtype: str = "float32"
+    ) -> Store:
+        """One store for all tests that change no weight; its gradients are zeroed."""
+        key = (name, tied, frozen, dtype)
+        if key not in self._stores:
+            self._stores[key] = self.store(name, tied=tied, frozen=frozen, dtype=dtype)
+        self._stores[key].zero()
+        return self._stores[key]
 
     def store(self, name: str = "tiny", *, tied: bool = False, frozen: bool = False, dtype: str = "float32") -> Store:
         folder = self.folder(name, tied)
@@ -220,6 +232,23 @@ class Kit:
         return picked, -(logp.exp() * logp).sum(-1)
 
     @staticmethod
+    def leaves(state: PrefixState) -> PrefixState:
+        """The state as a trainer gets it: contiguous leaves with gradients of their own."""
+
+        def leaf(tensor: Tensor) -> Tensor:
+            out = tensor.detach().clone(memory_format=torch.contiguous_format).requires_grad_()
+            out.grad = torch.zeros_like(out)
+            return out
+
+        return PrefixState(
+            keys=[leaf(k) for k in state.keys],
+            values=[leaf(v) for v in state.values],
+            last_hidden=leaf(state.last_hidden),
+            lengths=state.lengths,
+            next_positions=state.next_positions,
+        )
+
+    @staticmethod
     def distance(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
         """Worst parameter of max|a-b| / max(max|b|, 1e-3 * the model's largest gradient)."""
         assert ours.keys() == theirs.keys()
@@ -229,10 +258,16 @@ class Kit:
         )
 
 
+@pytest.fixture(autouse=True)
+def _deterministic() -> Iterator[None]:
+    """As workers run (`rollplex.model.setup`)."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
 @pytest.fixture(scope="session")
 def kit(tmp_path_factory: pytest.TempPathFactory) -> Kit:
-    torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True)
     made: dict[tuple[str, bool], Path] = {}
 
     def folder_of(name: str, tied: bool) -> Path:
@@ -241,7 +276,7 @@ def kit(tmp_path_factory: pytest.TempPathFactory) -> Kit:
             torch.manual_seed(len(made))
             model: Any = Qwen2_5_VLForConditionalGeneration(model_config(name, tied=tied))
             for parameter in model.parameters():
-                parameter.data.normal_(0, 0.1)
+                parameter.data.normal_(0, 0.8 / MODELS[name][0] ** 0.5)  # keeps hidden states of order one
             for module in model.modules():
                 if type(module).__name__ == "Qwen2_5_VLRMSNorm":
                     module.weight.data.add_(1.0)
@@ -253,7 +288,7 @@ def kit(tmp_path_factory: pytest.TempPathFactory) -> Kit:
 
 
 @pytest.fixture
-def exact(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def exact(monkeypatch: pytest.MonkeyPatch) -> None:
     """Takes out of transformers what casts to float32: RMSNorm and the vision rope. For float64 comparisons."""
 
     def norm(self: Any, hidden: Tensor) -> Tensor:
@@ -262,9 +297,9 @@ def exact(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return out
 
     def rope(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        half: Any = stock.rotate_half
         cos, sin = cos.unsqueeze(-2).to(query.dtype), sin.unsqueeze(-2).to(query.dtype)
-        return query * cos + stock.rotate_half(query) * sin, key * cos + stock.rotate_half(key) * sin
+        return query * cos + half(query) * sin, key * cos + half(key) * sin
 
     monkeypatch.setattr(stock.Qwen2_5_VLRMSNorm, "forward", norm)
     monkeypatch.setattr(stock, "apply_rotary_pos_emb_vision", rope)
-    yield

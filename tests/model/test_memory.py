@@ -15,7 +15,7 @@ from rollplex.model.measure import GraphMeter, storage_bytes
 from rollplex.model.prefix import PrefixState, prefix_forward
 from rollplex.model.suffix import suffix_forward
 
-PROMPTS = {
+PROMPTS: dict[str, list[list[Any]]] = {
     "one text": [[9]],
     "texts": [[30], [7], [19]],
     "one square image": [[3, ("image", (1, 4, 4)), 4]],

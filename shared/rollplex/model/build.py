@@ -20,7 +20,7 @@ from rollplex.errors import ModelError
 from rollplex.layout.parameters import ParameterTable, gradient_table
 from rollplex.memory.tensors import hf_views
 from rollplex.model.attention import TEXT_ATTENTION
-from rollplex.model.vision import VISION_ATTENTION
+from rollplex.model.vision import VISION_ATTENTION, PatchProjection
 
 Model: TypeAlias = Qwen2_5_VLForConditionalGeneration
 LM_HEAD = "lm_head.weight"
@@ -59,6 +59,8 @@ def build(
     grads = {} if gradients is None else hf_views(gradients, gradient_table(table))
     _point(model, hf_views(views, table), grads, folder)
     _make_rotary(model, next(iter(views.values())).device)
+    embed: Any = model.model.visual.patch_embed
+    embed.proj = PatchProjection(embed.proj.weight)
     model.model.language_model.config._attn_implementation = TEXT_ATTENTION  # noqa: SLF001 - transformers' own setting
     model.model.visual.config._attn_implementation = VISION_ATTENTION  # noqa: SLF001
     model.train(False)

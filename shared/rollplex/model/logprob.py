@@ -21,6 +21,10 @@ from rollplex.memory.predict import LOGITS_CHUNK_BYTES
 from rollplex.model.attention import softmax_dtype
 from rollplex.model.measure import note_scratch
 
+LEFT_OUT = -1e20
+"""Logit of an id left out, where the result is multiplied by its probability: exp gives exactly 0, and 0 times it, or
+times it and a gradient, is still 0, which it would not be for -inf."""
+
 
 @lru_cache(maxsize=64)
 def forbidden_ids(never_sampled: tuple[int, ...], vocab: int, device: torch.device) -> Tensor:
@@ -84,10 +88,8 @@ def token_logprobs(
 
 
 def _scaled(logits: Tensor, temperature: float, forbidden: Tensor) -> Tensor:
-    """logits / T in at least float32, in place if they are; ids left out get the least finite number, so that 0 * it
-    is 0."""
-    wide = logits.to(softmax_dtype(logits.dtype)).div_(temperature)
-    return wide.index_fill_(-1, forbidden, torch.finfo(wide.dtype).min)
+    """logits / T in at least float32, in place if they are; `LEFT_OUT` at ids left out."""
+    return logits.to(softmax_dtype(logits.dtype)).div_(temperature).index_fill_(-1, forbidden, LEFT_OUT)
 
 
 class _TokenLogprobs(torch.autograd.Function):

