@@ -151,12 +151,19 @@ def test_other_descriptors_than_said_or_allowed_are_closed_and_refused(
 
 
 @pytest.mark.parametrize("allowed", [0, 1, 2])
-def test_descriptors_that_come_with_the_payload_are_closed_and_refused(pair: Pair, allowed: int) -> None:
+def test_descriptors_that_come_with_the_payload_are_refused_at_once(pair: Pair, allowed: int) -> None:
     raw(pair[0], head(4, min(allowed, 1)), min(allowed, 1))
-    raw(pair[0], b"da")
-    raw(pair[0], b"ta", 1)
+    raw(pair[0], b"da", 1)
     with pytest.raises(ProtocolError, match="descriptors"):
         recv(pair[1], LONG_S, 100, allowed)
+
+
+@pytest.mark.parametrize("brought", [1, 2])
+def test_descriptors_that_come_one_after_the_other_are_refused_at_the_first_too_many(pair: Pair, brought: int) -> None:
+    raw(pair[0], head(4, 1)[:5], 1)
+    raw(pair[0], head(4, 1)[5:9], brought)
+    with pytest.raises(ProtocolError, match="descriptors"):
+        recv(pair[1], LONG_S, 100, 1)
 
 
 def test_a_full_descriptor_table_is_refused_and_leaves_nothing(pair: Pair) -> None:

@@ -134,6 +134,19 @@ def test_no_space_is_a_segment_error_and_leaves_no_descriptor(
     assert open_fds() == before
 
 
+def test_more_than_is_available_is_refused_before_the_kernel_is_asked(
+    memory: HostBackend, monkeypatch: pytest.MonkeyPatch, open_fds: Callable[[], set[str]]
+) -> None:
+    before = open_fds()
+    monkeypatch.setattr("os.posix_fallocate", None)
+    monkeypatch.setattr("rollplex.memory.host.available_bytes", lambda: SIZE_BYTES - 1)
+    with pytest.raises(SegmentError, match="too little memory") as caught:
+        memory.create(SIZE_BYTES, "weights")
+    assert caught.value.got == "10000 bytes asked for (weights)"
+    assert "9999 bytes" in caught.value.needed
+    assert open_fds() == before
+
+
 def test_address_space_that_is_used_up_is_a_segment_error() -> None:
     script = """
 import resource

@@ -89,11 +89,12 @@ def recv(sock: socket.socket, deadline_s: float, max_bytes: int, max_fds: int) -
             raise ProtocolError("A frame is too long", got=f"{num_bytes} bytes", needed=f"at most {max_bytes}")
         if num_fds > max_fds:
             raise ProtocolError("A frame has too many descriptors", got=str(num_fds), needed=f"at most {max_fds}")
-        payload = reader.exactly(num_bytes)
         if len(reader.fds) != num_fds:
             raise ProtocolError(
                 "A frame has other descriptors than it says", got=str(len(reader.fds)), needed=str(num_fds)
             )
+        reader.max_fds = num_fds  # none may come with the payload
+        payload = reader.exactly(num_bytes)
     except BaseException:
         reader.close_fds()
         raise
@@ -127,7 +128,7 @@ class _Reader:
     def __init__(self, sock: socket.socket, clock: _Deadline, max_fds: int) -> None:
         self._sock = sock
         self._clock = clock
-        self._max_fds = max_fds
+        self.max_fds = max_fds
         self.fds: list[int] = []
 
     def exactly(self, num_bytes: int, *, may_end: bool = False) -> bytes:
@@ -149,7 +150,8 @@ class _Reader:
         self.fds.clear()
 
     def _some(self, num_bytes: int) -> bytes:
-        space = socket.CMSG_SPACE(self._max_fds * array.array("i").itemsize) if self._max_fds else 0
+        room = self.max_fds - len(self.fds)
+        space = socket.CMSG_SPACE(room * array.array("i").itemsize) if room else 0
         while True:
             try:
                 part, ancillary, flags, _ = self._sock.recvmsg(
@@ -166,11 +168,11 @@ class _Reader:
                 fds = array.array("i")
                 fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
                 self.fds += fds
-        if flags & socket.MSG_CTRUNC or len(self.fds) > self._max_fds:
+        if flags & socket.MSG_CTRUNC or len(self.fds) > self.max_fds:
             raise ProtocolError(
                 "A frame brings descriptors that cannot be taken",
                 got=f"more than {len(self.fds)}" if flags & socket.MSG_CTRUNC else str(len(self.fds)),
-                needed=f"at most {self._max_fds}, and room for them (ulimit -n)",
+                needed=f"at most {self.max_fds}, and room for them (ulimit -n)",
             )
         return part
 
