@@ -4,7 +4,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 import pytest
@@ -12,9 +12,7 @@ from fastapi import FastAPI
 
 from rollplex.errors import ConfigError
 from rollplex_coordinator.http.guard import MAX_BODY_BYTES, Guard
-
-if TYPE_CHECKING:
-    from tests.coordinator.http.conftest import FakeControl, Site
+from support.http_site import FakeControl, Site
 
 UNLISTED = ["/docs", "/openapi.json", "/nowhere", "/", "/healthz/x", "//healthz", "/HEALTHZ"]
 METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "HEAD", "TRACE", "QUERY"]

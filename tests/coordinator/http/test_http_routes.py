@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 import pytest
@@ -9,9 +9,7 @@ import pytest
 from rollplex.errors import BudgetError, ModelError, RollplexError, StateError, WaitError
 from rollplex_coordinator.events import StopWhen
 from rollplex_coordinator.http.views import HealthPart
-
-if TYPE_CHECKING:
-    from tests.coordinator.http.conftest import FakeControl
+from support.http_site import FakeControl
 
 CHANGES = [
     ("/iterations", {"count": 3}, ("start", 3)),

@@ -10,6 +10,7 @@ stdout; errors go to `logging`. The thread is a daemon: it never keeps a process
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import logging
 import socket
@@ -51,7 +52,7 @@ def listen(host: str, port: int, *, allow_remote: bool = False) -> socket.socket
                 do="Keep 127.0.0.1 and use an SSH tunnel; the token travels in clear text.",
             )
         listener = socket.socket(family, kind, protocol)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         raise ConfigError("http.host is no address of this machine", got=f"{host}: {error}") from error
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -68,6 +69,16 @@ def listen(host: str, port: int, *, allow_remote: bool = False) -> socket.socket
     return listener
 
 
+class _Uvicorn(uvicorn.Server):
+    """uvicorn that leaves no connection behind: one whose client does not read never closes by itself."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+        await asyncio.sleep(0)  # one turn of the loop: the aborted connections are told and closed
+
+
 class Server:
     """One app on one listening socket, which it owns from here on."""
 
@@ -77,7 +88,7 @@ class Server:
         self._streams = parts_of(app).streams
         self._listener = listener
         self._failure: BaseException | None = None
-        self._server = uvicorn.Server(
+        self._server = _Uvicorn(
             uvicorn.Config(
                 app,
                 loop="asyncio",
@@ -125,7 +136,6 @@ class Server:
         self._server.should_exit = True
         if self._thread.ident is not None:
             self._thread.join(deadline_s)
-        self._listener.close()
         if self._thread.is_alive():
             raise WaitError(
                 "the HTTP thread does not end",
@@ -133,6 +143,7 @@ class Server:
                 needed="every call of the core to end",
                 where=self.url,
             )
+        self._listener.close()
 
     def _run(self) -> None:
         try:
