@@ -158,10 +158,10 @@ def test_descriptors_that_come_with_the_payload_are_refused_at_once(pair: Pair, 
         recv(pair[1], LONG_S, 100, allowed)
 
 
-@pytest.mark.parametrize("brought", [1, 2])
-def test_descriptors_that_come_one_after_the_other_are_refused_at_the_first_too_many(pair: Pair, brought: int) -> None:
-    raw(pair[0], head(4, 1)[:5], 1)
-    raw(pair[0], head(4, 1)[5:9], brought)
+@pytest.mark.parametrize(("first", "then"), [(2, 0), (1, 1), (1, 2), (0, 2)])
+def test_descriptors_with_parts_of_a_head_are_refused_at_the_first_too_many(pair: Pair, first: int, then: int) -> None:
+    raw(pair[0], head(4, 1)[:5], first)
+    raw(pair[0], head(4, 1)[5:9], then)
     with pytest.raises(ProtocolError, match="descriptors"):
         recv(pair[1], LONG_S, 100, 1)
 
