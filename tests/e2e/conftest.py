@@ -30,6 +30,7 @@ SMALL = {
     "algorithm.beta": 0.05,
     "checkpoint.every": 0,
     "deadlines.leave_s": 3.0,
+    "memory.overhead": 0,
 }
 
 
