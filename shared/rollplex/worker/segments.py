@@ -47,11 +47,15 @@ class Segments:
         return mapping
 
     def detach(self, segment: int) -> None:
-        """Unmap a segment and close its descriptor; nothing happens if it is not mapped."""
-        entry = self._mapped.pop(segment, None)
-        if entry is not None:
-            fd, mapping = entry
+        """Unmap a segment and close its descriptor; nothing happens if it is not mapped.
+
+        Raises:
+            SegmentError: a tensor over it is still alive; it stays mapped.
+        """
+        if segment in self._mapped:
+            fd, mapping = self._mapped[segment]
             mapping.close()
+            del self._mapped[segment]
             os.close(fd)
 
     @property
@@ -62,16 +66,18 @@ class Segments:
     def _fetch(self, ref: SegmentRef) -> int:
         send(self._stream, TO_HOLDER.encode(Fetch(segment=ref.segment)), (), FETCH_DEADLINE_S)
         payload, fds = recv(self._stream, FETCH_DEADLINE_S, MAX_HOLDER_FRAME_BYTES, 1)
-        answer = FROM_HOLDER.decode(payload)
-        match answer:
-            case Descriptor() if len(fds) == 1 and (answer.kind, answer.size_bytes) == (ref.kind, ref.size_bytes):
-                return fds[0]
-            case NoSuchSegment():
-                got = f"segment {ref.segment}: {answer.why}"
-            case _:
-                got = f"{answer} with {len(fds)} descriptors"
-        for fd in fds:
-            os.close(fd)
+        try:
+            match answer := FROM_HOLDER.decode(payload):
+                case Descriptor() if len(fds) == 1 and (answer.kind, answer.size_bytes) == (ref.kind, ref.size_bytes):
+                    fd, fds = fds[0], ()
+                    return fd
+                case NoSuchSegment():
+                    got = f"segment {ref.segment}: {answer.why}"
+                case _:
+                    got = f"{answer} with {len(fds)} descriptors"
+        finally:
+            for surplus in fds:
+                os.close(surplus)
         raise SegmentError(
             "cannot attach a segment", got=got, needed=f"{ref}", do="Its lease has ended or never began."
         )
