@@ -82,10 +82,16 @@ def test_pictures_are_the_scans_enlarged_and_answers_are_their_digits(folder: Pa
         assert np.corrcoef(means.ravel(), bunch.images[scan].ravel())[0, 1] > 0.97
 
 
-def test_pictures_span_black_to_white(folder: Path) -> None:
-    pixels = _pixels(folder / _rows(folder / "train.jsonl")[0]["images"][0])
-    assert pixels.min() == 0
-    assert pixels.max() > 230
+def test_the_values_0_to_16_become_0_to_255(folder: Path) -> None:
+    from sklearn.datasets import load_digits
+
+    bunch: Any = load_digits()
+    for row in _rows(folder / "train.jsonl")[:20]:
+        pixels = _pixels(folder / row["images"][0])
+        assert pixels.min() == 0
+        assert pixels.max() > 230
+        expected = bunch.images[int(row["images"][0][7:11]) - 1].mean() * 255 / 16
+        assert abs(pixels.mean() / expected - 1) < 0.03
 
 
 def test_the_grey_control_has_the_held_out_rows_with_a_picture_that_shows_nothing(folder: Path) -> None:
