@@ -35,8 +35,8 @@ class Iteration:
         self._rows = rows
         self._ahead = ahead
 
-    def run(self) -> None:
-        """Do it; pumps until the weights are at the next version, or the update was skipped."""
+    def run(self) -> dict[str, object]:
+        """Do it; pumps until the weights are at the next version, or the update was skipped. Returns its metrics."""
         c = self._c
         started = time.monotonic()
         c.record.phase_seconds.clear()
@@ -68,9 +68,9 @@ class Iteration:
         c.record.enter(Phase.IDLE)
         c.memory.enter(Phase.IDLE)
         metrics = {**update.metrics, **_reward_metrics(c, step), "updated": float(updated)}
-        self._write(version, metrics, step, time.monotonic() - started)
+        return self._write(version, metrics, step, time.monotonic() - started)
 
-    def _write(self, version: int, metrics: dict[str, float], step: TrainStep, seconds: float) -> None:
+    def _write(self, version: int, metrics: dict[str, float], step: TrainStep, seconds: float) -> dict[str, object]:
         """metrics.jsonl: what depends on the clock has the prefix time/."""
         c = self._c
         times = {f"time/{phase.name.lower()}_s": value for phase, value in c.record.phase_seconds.items()}
@@ -80,6 +80,7 @@ class Iteration:
         row |= {name: value if math.isfinite(value) else None for name, value in {**metrics, **times}.items()}
         c.record.metrics(row)
         c.record.append(IterationDone(step=self._step, version=c.record.version, metrics={**metrics, **times}))
+        return row
 
 
 def _reward_metrics(c: Context, step: TrainStep) -> dict[str, float]:

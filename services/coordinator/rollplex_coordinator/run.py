@@ -48,6 +48,7 @@ from rollplex_coordinator.memory import Memory
 from rollplex_coordinator.node import CHILDREN, DEVICE, WORKERS, Node
 from rollplex_coordinator.options import Options
 from rollplex_coordinator.phases import Phase
+from rollplex_coordinator.progress import Progress
 from rollplex_coordinator.sizes import Sizes
 from rollplex_coordinator.stop import Signals, StopRun
 from rollplex_coordinator.work import Work
@@ -77,6 +78,7 @@ class _Run:
         self._config = config
         self._options = options
         self._signals = signals
+        self._progress = Progress()
         wanted = config.run.iterations if options.iterations is None else options.iterations
         if options.serve and options.iterations is None:
             wanted = 0
@@ -197,8 +199,9 @@ class _Run:
         done = self._work.done
         context.record.step = done
         ahead = self._rows(context, done + 1) if done + 1 < self._work.wanted else None
-        Iteration(context, step=done, rows=self._rows(context, done), ahead=ahead).run()
+        row = Iteration(context, step=done, rows=self._rows(context, done), ahead=ahead).run()
         self._work.done = done + 1
+        self._progress.iteration(done + 1, self._work.wanted, row)
         last = self._work.last
         if not last:
             self._evaluate(context, step=done + 1, last=False)
@@ -216,7 +219,7 @@ class _Run:
         for section in self._config.eval:
             if section.due(step, last=last):
                 context.record.step = step
-                Evaluation(context, section).run()
+                self._progress.evaluation(section.name, step, Evaluation(context, section).run())
                 context.record.step = None
 
     def _restart_rewards(self) -> None:
