@@ -5,7 +5,7 @@
       ▼ exec or fork+exec                     the mask is inherited, what waits is kept by exec
     coordinator         takes both over (or end_quietly()), then let_through()
 
-Imports nothing but os and signal: it runs before anything slow. Knows nothing of runs.
+Imports nothing that takes time, `typing` neither: it runs before anything slow. Knows nothing of runs.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from __future__ import annotations
 import os
 import signal
 from types import FrameType
-from typing import Final
 
-EXIT_INTERRUPTED: Final = 130
-STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+EXIT_INTERRUPTED = 130
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def end_quietly() -> None:
