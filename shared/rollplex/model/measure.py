@@ -50,7 +50,7 @@ class GraphMeter:
         return storage_bytes((*self.saved(), *outputs), excluding=excluding)
 
     def _pack(self, tensor: Tensor) -> _Box:
-        box = _Box(tensor)
+        box = _Box(tensor.detach())  # a node that saves its own output would otherwise hold itself for ever
         self._boxes.append(weakref.ref(box))
         return box
 

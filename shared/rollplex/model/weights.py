@@ -3,9 +3,9 @@
 Owns: reading safetensors into stored parameters and writing them back under transformers' names, un-fused. Does not
 know: segments, versions, how a checkpoint folder is made visible at once, optimizer state.
 
-Names. A folder holds transformers' parameter names ("model.language_model.layers.0…", "model.visual…") or those of the
-published checkpoints ("model.layers.0…", "visual…"). Both are read; a saved folder has the names of the folder that it
-came from, so that whatever opened that one opens this one.
+Names. A folder holds those of the published checkpoints ("model.layers.0…", "visual…"), which save_pretrained writes,
+or transformers' own parameter names ("model.language_model.layers.0…", "model.visual…"). Both are read; a saved folder
+has the names of the folder that it came from, so that whatever opened that one opens this one.
 """
 
 from __future__ import annotations
@@ -172,12 +172,12 @@ def _save_weights(weights: Mapping[str, Tensor], folder: Path) -> None:
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
 
 
-def _shards(weights: Mapping[str, Tensor], limit: int = SHARD_BYTES) -> list[list[str]]:
+def _shards(weights: Mapping[str, Tensor]) -> list[list[str]]:
     shards: list[list[str]] = [[]]
     size = 0
     for name, weight in weights.items():
         more = weight.numel() * weight.element_size()
-        if shards[-1] and size + more > limit:
+        if shards[-1] and size + more > SHARD_BYTES:
             shards.append([])
             size = 0
         shards[-1].append(name)
