@@ -47,7 +47,7 @@ def room_for_two(refused: Finished) -> int:
 
 
 def test_a_budget_below_the_minimum_is_refused_before_anything_loads_with_the_table(refused: Finished) -> None:
-    assert refused.code == 1
+    assert refused.code == 2
     assert "does not fit into the memory budget" in refused.stderr
     for word in ("actor_weights", "minimum", "budget", "short by", "ROLLOUT", "TRAIN"):
         assert word in refused.stderr

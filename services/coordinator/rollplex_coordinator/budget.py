@@ -38,10 +38,13 @@ def plan_memory(
     if config.needs_reference:
         reserved.append((SCORE_WORKSPACE, Kind.WORKSPACE, Role.PREFIX, score))
     blocks = [
-        _block(device, kind, owner, "weights" if "weights" in kind else kind, size, ALWAYS)
-        for kind, owner, size in _standing(config, sizes, bounds[Kind.INPUTS])
+        PlannedBlock(device=device, kind=kind, owner=owner, purpose=purpose, size_bytes=size, phases=ALWAYS)
+        for kind, owner, purpose, size in _standing(config, sizes, bounds[Kind.INPUTS])
     ]
-    blocks += [_block(device, kind, owner, name, bounds[name], phases) for name, kind, owner, phases in reserved]
+    blocks += [
+        PlannedBlock(device=device, kind=kind, owner=owner, purpose=name, size_bytes=bounds[name], phases=phases)
+        for name, kind, owner, phases in reserved
+    ]
     blocks += _units(config, device, bounds)
     check_fits(blocks, {device: budget_bytes})
     return tuple(
@@ -49,17 +52,18 @@ def plan_memory(
     )
 
 
-def _standing(config: Config, sizes: Sizes, inputs_bytes: int) -> list[tuple[Kind, str, int]]:
+def _standing(config: Config, sizes: Sizes, inputs_bytes: int) -> list[tuple[Kind, Role, str, int]]:
+    """What is there from LOAD to the end: kind, owner, purpose, bytes."""
     standing = [
-        (Kind.ACTOR_WEIGHTS, str(Role.TRAINER), sizes.table.total_bytes),
-        (Kind.GRADIENTS, str(Role.TRAINER), sizes.gradient_bytes),
-        (Kind.GRADIENTS, str(Role.PREFIX), sizes.gradient_bytes),
-        (Kind.OPTIMIZER_STATE, str(Role.TRAINER), sizes.optimizer_bytes),
-        (Kind.INPUTS, "input, this step", inputs_bytes),
-        (Kind.INPUTS, "input, next step", inputs_bytes),
+        (Kind.ACTOR_WEIGHTS, Role.TRAINER, "one copy, mapped by all", sizes.table.total_bytes),
+        (Kind.GRADIENTS, Role.TRAINER, "of suffixes", sizes.gradient_bytes),
+        (Kind.GRADIENTS, Role.PREFIX, "of prefixes", sizes.gradient_bytes),
+        (Kind.OPTIMIZER_STATE, Role.TRAINER, config.optimizer.name, sizes.optimizer_bytes),
+        (Kind.INPUTS, Role.INPUT, "this step", inputs_bytes),
+        (Kind.INPUTS, Role.INPUT, "next step", inputs_bytes),
     ]
     if config.needs_reference:
-        standing.append((Kind.REFERENCE_WEIGHTS, str(Role.TRAINER), sizes.reference_bytes))
+        standing.append((Kind.REFERENCE_WEIGHTS, Role.TRAINER, "trainable parts", sizes.reference_bytes))
     return standing
 
 
@@ -85,9 +89,3 @@ def _units(config: Config, device: Device, bounds: dict[str, int]) -> list[Plann
         )
         for kind, phases, unit in blocks
     ]
-
-
-def _block(
-    device: Device, kind: Kind, owner: str, purpose: str, size_bytes: int, phases: frozenset[Phase]
-) -> PlannedBlock:
-    return PlannedBlock(device=device, kind=kind, owner=owner, purpose=purpose, size_bytes=size_bytes, phases=phases)

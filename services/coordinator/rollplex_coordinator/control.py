@@ -129,23 +129,19 @@ class CoreControl:
 
     def checkpoints(self) -> tuple[CheckpointView, ...]:
         self._flush()
-        found = []
         with Reader(self._journal_path) as reader:
-            after = 0
-            while records := reader.events_after(after, 1000):
-                after = records[-1].id
-                for record in records:
-                    if isinstance(event := record.event, CheckpointSaved) and Path(event.folder).is_dir():
-                        found.append(
-                            CheckpointView(
-                                step=event.step,
-                                version=event.version,
-                                folder=event.folder,
-                                size_bytes=event.size_bytes,
-                                saved_wall_s=record.wall_s,
-                            )
-                        )
-        return tuple(found)
+            records = reader.events_of_type(CheckpointSaved)
+        return tuple(
+            CheckpointView(
+                step=event.step,
+                version=event.version,
+                folder=event.folder,
+                size_bytes=event.size_bytes,
+                saved_wall_s=record.wall_s,
+            )
+            for record in records
+            if isinstance(event := record.event, CheckpointSaved) and Path(event.folder).is_dir()
+        )
 
     # --- in the core's thread -------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 
 from rollplex_coordinator.context import Context
 from rollplex_coordinator.events import IterationDone, IterationStarted
+from rollplex_coordinator.gathered import Gathered
 from rollplex_coordinator.phases import Phase
 from rollplex_coordinator.plan import plan_step
 from rollplex_coordinator.schedule import Mode, Schedule
@@ -60,22 +61,21 @@ class Iteration:
             reference=config.needs_reference,
             batch_rewards=config.algorithm.scale_rewards == "batch",
         )
-        step = TrainStep(c, plan, schedule, inputs)
-        step.run()
+        gathered = TrainStep(c, plan, schedule, inputs).run()
         update = Update(c)
         updated = update.run()
         c.feed.done(inputs)
         c.record.enter(Phase.IDLE)
         c.memory.enter(Phase.IDLE)
-        metrics = {**update.metrics, **_reward_metrics(c, step), "updated": float(updated)}
-        return self._write(version, metrics, step, time.monotonic() - started)
+        metrics = {**update.metrics, **_reward_metrics(c, gathered), "updated": float(updated)}
+        return self._write(version, metrics, gathered, time.monotonic() - started)
 
-    def _write(self, version: int, metrics: dict[str, float], step: TrainStep, seconds: float) -> dict[str, object]:
+    def _write(self, version: int, metrics: dict[str, float], gathered: Gathered, seconds: float) -> dict[str, object]:
         """metrics.jsonl: what depends on the clock has the prefix time/."""
         c = self._c
         times = {f"time/{phase.name.lower()}_s": value for phase, value in c.record.phase_seconds.items()}
         times["time/step_s"] = seconds
-        times["time/prefix_in_window"] = _share_inside(step.prefix_spans, step.rollout_span)
+        times["time/prefix_in_window"] = _share_inside(gathered.prefix_spans, gathered.rollout_span)
         row: dict[str, object] = {"step": self._step, "version": version}
         row |= {name: value if math.isfinite(value) else None for name, value in {**metrics, **times}.items()}
         c.record.metrics(row)
@@ -83,15 +83,15 @@ class Iteration:
         return row
 
 
-def _reward_metrics(c: Context, step: TrainStep) -> dict[str, float]:
+def _reward_metrics(c: Context, gathered: Gathered) -> dict[str, float]:
     names = [function.name for function in c.config.rewards.functions]
-    metrics: dict[str, float] = {"skipped_groups": float(len(step.skipped))}
+    metrics: dict[str, float] = {"skipped_groups": float(len(gathered.skipped))}
     for index, name in enumerate(names):
-        values = [v for group in sorted(step.by_function) for v in _finite(step.by_function[group][index])]
+        values = [v for group in sorted(gathered.by_function) for v in _finite(gathered.by_function[group][index])]
         metrics[f"rewards/{name}/mean"] = statistics.fmean(values) if values else math.nan
         metrics[f"rewards/{name}/std"] = statistics.stdev(values) if len(values) > 1 else 0.0
-    lengths = [n for group in sorted(step.responses) for n in step.responses[group].lengths]
-    stopped = [s for group in sorted(step.stopped) for s in step.stopped[group]]
+    lengths = [n for group in sorted(gathered.responses) for n in gathered.responses[group].lengths]
+    stopped = [s for group in sorted(gathered.stopped) for s in gathered.stopped[group]]
     metrics["completions/mean_length"] = statistics.fmean(lengths)
     metrics["completions/min_length"] = float(min(lengths))
     metrics["completions/max_length"] = float(max(lengths))

@@ -17,7 +17,7 @@ from urllib.parse import quote
 from msgspec import Struct
 
 from rollplex.errors import JournalError
-from rollplex_coordinator.events import Record, decode
+from rollplex_coordinator.events import Event, Record, decode
 
 BUSY_S = 5.0
 _COLUMNS = "id, wall_s, monotonic_s, step, type, payload"
@@ -104,6 +104,13 @@ class Reader:
         query = f"SELECT {_COLUMNS} FROM events WHERE step = ? ORDER BY id"  # noqa: S608 - our own column names
         with self._explained():
             rows = list(_rows(self._connection.execute(query, (step,))))
+        return [row.record() for row in rows]
+
+    def events_of_type(self, kind: type[Event]) -> list[Record]:
+        """All events of one type, in order."""
+        query = f"SELECT {_COLUMNS} FROM events WHERE type = ? ORDER BY id"  # noqa: S608 - our own column names
+        with self._explained():
+            rows = list(_rows(self._connection.execute(query, (kind.__name__,))))
         return [row.record() for row in rows]
 
     def steps(self, first: int, limit: int) -> list[int]:

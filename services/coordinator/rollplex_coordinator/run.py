@@ -25,7 +25,7 @@ from rollplex.config.host import budget_bytes, memory_limit_bytes
 from rollplex.config.loading import dump, load
 from rollplex.config.wire import train_sampling
 from rollplex.data.order import rows_of_step
-from rollplex.errors import ConfigError, RollplexError
+from rollplex.errors import BudgetError, ConfigError, RollplexError
 from rollplex.protocol.claim import Claim, claim
 from rollplex.protocol.common import Role
 from rollplex.worker.runtime import report
@@ -70,7 +70,7 @@ def run(options: Options, signals: Signals) -> int:
             return _Run(claimed, run_id, config, options, signals).main()
     except RollplexError as error:
         _say(f"error: {error}")
-        return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_ERROR
+        return _exit_code(error)
 
 
 class _Run:
@@ -105,7 +105,7 @@ class _Run:
             node.record.append(StopRequested(when=when, exit=True, source=stop.source))
             _say(f"rollplex: {reason}")
         except RollplexError as error:
-            reason, code = str(error)[:4_000], EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_ERROR
+            reason, code = str(error)[:4_000], _exit_code(error)
             self._tell_error(error)
         except Exception as error:
             reason, code = f"internal error: {error}"[:4_000], EXIT_ERROR
@@ -260,6 +260,10 @@ class _Run:
             child = self._node.supervisor.child(role)
             if child is not None and child.process.poll() is None:
                 os.kill(child.pid, signal.SIGKILL)
+
+
+def _exit_code(error: RollplexError) -> int:
+    return EXIT_CONFIG if isinstance(error, ConfigError | BudgetError) else EXIT_ERROR
 
 
 def _say(text: str) -> None:

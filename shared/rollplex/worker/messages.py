@@ -41,6 +41,8 @@ class MessageThread(threading.Thread):
         super().__init__(name="messages", daemon=True)
         self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.progress = 0
+        self.starting = True
+        """The main thread still imports and builds: it holds nothing, so a Leave ends the process at once."""
         self._endpoint = endpoint
         self._hello = hello
         self._alive_every_s = alive_every_s
@@ -106,6 +108,8 @@ class MessageThread(threading.Thread):
             self._welcome = True
             return
         message = self._channel.to_worker.decode_frames(frames)
+        if isinstance(message, Leave) and self.starting:
+            os._exit(0)
         if not isinstance(message, Leave):
             dealer.send(self._channel.from_worker.encode(Received(cause=message.cause)))
         self.inbox.put(message)

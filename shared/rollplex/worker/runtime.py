@@ -93,6 +93,7 @@ def _serve(messages: MessageThread, make: Callable[[], Service]) -> int:
     cause = 0
     try:
         service = make()
+        messages.starting = False
         while True:
             message = messages.inbox.get()
             if isinstance(message, BaseException):
@@ -113,6 +114,8 @@ def _serve(messages: MessageThread, make: Callable[[], Service]) -> int:
 
 
 def _coordinator_ended(messages: MessageThread, grace_s: float) -> None:
+    if messages.starting:
+        os._exit(EXIT_COORDINATOR_GONE)
     messages.inbox.put(CoordinatorGone("the coordinator ended", do="Start the run again."))
     cut = threading.Timer(grace_s, os._exit, (EXIT_COORDINATOR_GONE,))
     cut.daemon = True
