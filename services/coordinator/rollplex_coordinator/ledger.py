@@ -290,15 +290,14 @@ class Ledger:
             yield self._grant(account, account.queue.pop(0))
 
     def _stale(self, phase: Phase) -> Iterator[str]:
-        """What cannot go on into `phase`."""
-        again = phase < self._phase
+        """What cannot go on into `phase`. Into a lower one, a new round, only what is permanent can."""
         for account in self._accounts.values():
             for lease in account.leases.values():
-                if not lease.permanent and (again or not alive_in(lease, phase, self._phase)):
+                if not lease.permanent and not alive_in(lease, phase, self._phase):
                     yield f"lease {lease.id} of {lease.producer} ({lease.purpose}, to {lease.last.name})"
             for pending in account.queue:
                 for block in pending.blocks:
-                    if not block.permanent and (again or not alive_in(block, phase, self._phase)):
+                    if not block.permanent and not alive_in(block, phase, self._phase):
                         yield f"request {pending.request} of {block.producer} ({block.purpose}, to {block.last.name})"
 
     def _afford(self, over: int, what: str, size: int, account: Account) -> None:

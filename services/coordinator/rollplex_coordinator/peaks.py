@@ -1,8 +1,8 @@
 """What a configuration will need at its peak, before anything is loaded. Pure.
 
-Two kinds of planned blocks. *Standing* ones are there whenever their phase is: permanent leases and reservations. *Units*
-can wait for each other; the blocks of one unit are granted together (`rollplex_coordinator.ledger`). Hence for each
-phase
+Two kinds of planned blocks. *Standing* ones are there whenever their phase is: permanent leases and reservations.
+*Units* can wait for each other; the blocks of one unit are granted together (`rollplex_coordinator.ledger`). Hence for
+each phase
 
     minimum  =  standing + the largest unit        below this some unit could never be granted
     ample    =  standing + all units at once       above this nothing ever waits
