@@ -149,6 +149,13 @@ def test_a_last_event_id_that_is_no_id_is_refused(client: httpx.Client, last: st
     assert answer.status_code == 400
 
 
+def test_the_header_goes_before_the_address_as_a_browser_that_connects_again_needs(
+    site: Site, client: httpx.Client
+) -> None:
+    write(site, 5)
+    assert present(client, "/events?follow=false&after=1", **{"Last-Event-ID": "3"}) == [4, 5]
+
+
 def test_an_empty_last_event_id_is_as_none(site: Site, client: httpx.Client) -> None:
     write(site, 2)
     assert present(client, "/events?follow=false&after=1", **{"Last-Event-ID": ""}) == [2]

@@ -273,6 +273,18 @@ def test_a_websocket_is_closed_before_it_opens(token: str) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("allowed", "host"), [("fd00::1", "[fd00::1]:80"), ("[fd00::1]", "[FD00::1]"), ("A_b.c", "a_b.c")]
+)
+def test_an_allowed_host_may_be_a_name_or_an_address(allowed: str, host: str, token: str) -> None:
+    async def app(*_: object) -> None:
+        raise AssertionError("the app must not see it")
+
+    guard = Guard(app, token=token, hosts=[allowed], count=lambda *_: None)
+    scope = {"type": "http", "method": "GET", "path": "/status", "headers": [(b"host", host.encode())]}
+    assert asyncio.run(call(guard, scope))[0]["status"] == 401, "for want of a token, not for its host"
+
+
 @pytest.mark.parametrize("host", ["*", "*.example", "a b", "", "host:80", "http://host", "[::1"])
 def test_an_allowed_host_must_be_a_plain_name(host: str, token: str) -> None:
     with pytest.raises(ConfigError, match="an allowed host must be a plain name"):

@@ -145,17 +145,17 @@ def answer(error: RollplexError) -> JSONResponse:
 
 
 def install(app: FastAPI) -> None:
-    """Let every error of the app end in `answer`."""
-    app.add_exception_handler(Exception, _on_error)
+    """Let every expected error of the app end in `answer`; a bug goes on to the guard, which ends it there too."""
     for kind in (RollplexError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _on_error)
 
 
 async def _on_error(_request: Request, error: Exception) -> JSONResponse:
-    return answer(_ours(error))
+    return answer(as_ours(error))
 
 
-def _ours(error: Exception) -> RollplexError:
+def as_ours(error: Exception) -> RollplexError:
+    """Any exception as one of ours. A bug is logged here, and shown without its text."""
     match error:
         case RollplexError():
             return error

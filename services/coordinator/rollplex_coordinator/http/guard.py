@@ -26,13 +26,13 @@ from rollplex.errors import ConfigError
 from rollplex_coordinator.http.errors import (
     CrossSiteError,
     ForeignHostError,
-    HttpError,
     MethodError,
     NotJsonError,
     SlowBodyError,
     TooLargeError,
     UnauthorizedError,
     answer,
+    as_ours,
 )
 
 OPEN_PATH = "/healthz"
@@ -57,7 +57,7 @@ class Guard:
     Args:
         app: what is guarded.
         token: the bearer token.
-        hosts: names beside the loopback ones that requests may be addressed to, without port.
+        hosts: names and addresses beside the loopback ones that requests may be addressed to, without port.
         count: told the method and the status of every answered request.
 
     Raises:
@@ -77,13 +77,15 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        answering = self._answering(scope, send)
+        answering = _Answering(send, lambda status: self._count(scope["method"], status))
         try:
-            receive = await self._admit(scope, Headers(scope=scope), receive)
-        except HttpError as error:
-            await answer(error)(scope, receive, answering)
-        else:
-            await self._app(scope, receive, answering)
+            await self._app(scope, await self._admit(scope, Headers(scope=scope), receive), answering)
+        except Exception as error:
+            # The outer loop of a request. uvicorn would reset the connection, and log the error a second time.
+            ours = as_ours(error)
+            if answering.started:
+                raise
+            await answer(ours)(scope, receive, answering)
 
     async def _admit(self, scope: Scope, headers: Headers, receive: Receive) -> Receive:
         host = check_host(headers, self._hosts)
@@ -109,14 +111,21 @@ class Guard:
                 do="The token is in the run directory, readable by its owner.",
             )
 
-    def _answering(self, scope: Scope, send: Send) -> Send:
-        async def wrapped(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(_HEADERS)
-                self._count(scope["method"], message["status"])
-            await send(message)
 
-        return wrapped
+class _Answering:
+    """`send` of one request: adds the headers that every answer has, and knows whether one has begun."""
+
+    def __init__(self, send: Send, count: Callable[[int], None]) -> None:
+        self._send = send
+        self._count = count
+        self.started = False
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.started = True
+            MutableHeaders(scope=message).update(_HEADERS)
+            self._count(message["status"])
+        await self._send(message)
 
 
 def check_host(headers: Headers, hosts: Collection[str]) -> str:
@@ -205,11 +214,11 @@ def _too_large(got: str) -> TooLargeError:
 
 
 def _checked_host(host: str) -> str:
-    name = host.lower()
+    name = f"[{host.lower()}]" if ":" in host and not host.startswith("[") else host.lower()
     if _HOST.fullmatch(name) is None or re.fullmatch(_NAME, name) is None:
         raise ConfigError(
             "an allowed host must be a plain name or address",
             got=host[:200],
-            needed='a name without port or wildcard, such as "coordinator" or "[fd00::1]"',
+            needed='a name without port or wildcard, such as "coordinator" or "fd00::1"',
         )
     return name
