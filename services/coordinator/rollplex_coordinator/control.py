@@ -35,6 +35,7 @@ from rollplex_coordinator.node import CHILDREN, DEVICE, WORKERS, Node
 from rollplex_coordinator.stop import StopRun
 from rollplex_coordinator.work import Work
 
+HTTP = "http"
 CALL_S = 10.0
 HEALTH_S = 2.0
 READERS = (Role.TRAINER, Role.PREFIX, Role.ROLLOUT)
@@ -69,10 +70,10 @@ class CoreControl:
                     got="when: now, exit: false",
                     needed="exit: true, or when: after_iteration",
                 )
-            self._node.record.append(StopRequested(when=when, exit=exit, source="http"))
+            self._node.record.append(StopRequested(when=when, exit=exit, source=HTTP))
             if when is StopWhen.NOW:
                 self._work.stopping = StopWhen.NOW
-                self._stop_now = "http"
+                self._stop_now = HTTP
             else:
                 self._work.stop_after_iteration(end=exit)
             return self._status()
@@ -213,6 +214,7 @@ class CoreControl:
                 device=str(d.device),
                 budget_bytes=d.budget_bytes,
                 leased_bytes=d.held_bytes,
+                reserved_bytes=d.reserved_bytes,
                 peak_bytes=max(d.peak_bytes.values(), default=0),
             )
             for d in view.devices
@@ -227,6 +229,7 @@ class CoreControl:
                 held_bytes=self.memory.held_bytes(lease.id),
                 segment=self.memory.segment_of(lease.id),
                 last_consumer=lease.last_consumer,
+                purpose=lease.purpose,
                 age_s=self.memory.age_s(lease.id),
             )
             for d in view.devices
@@ -234,7 +237,11 @@ class CoreControl:
         )
         waiting = tuple(
             LeaseRequestView(
-                kind=block.kind, owner=block.producer, device=str(block.device), size_bytes=block.size_bytes
+                kind=block.kind,
+                owner=block.producer,
+                device=str(block.device),
+                size_bytes=block.size_bytes,
+                purpose=block.purpose,
             )
             for d in view.devices
             for pending in d.waiting

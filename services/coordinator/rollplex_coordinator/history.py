@@ -24,9 +24,11 @@ def iteration_view(records: Sequence[Record]) -> IterationView | None:
     previous: tuple[str, float] | None = None
     changes: dict[str, object] = {}
     finished = skipped = 0
+    started_s = 0.0
     for record in records:
         match event := record.event:
             case IterationStarted():
+                started_s, finished, skipped = record.monotonic_s, 0, 0
                 view = IterationView(
                     step=event.step,
                     state="running",
@@ -48,7 +50,7 @@ def iteration_view(records: Sequence[Record]) -> IterationView | None:
                 changes |= {"state": "skipped", "version_after": event.version}
             case IterationDone() if view is not None:
                 changes.setdefault("state", "ended")
-                changes |= {"metrics": event.metrics, "duration_s": record.wall_s - view.started_wall_s}
+                changes |= {"metrics": event.metrics, "duration_s": record.monotonic_s - started_s}
             case _:
                 pass
     if view is None:

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import os
 import queue
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from rollplex.errors import RollplexError, WaitError
+from rollplex.errors import WaitError
 
 ResultT = TypeVar("ResultT")
 
@@ -29,13 +30,14 @@ class Mailbox:
         self._calls: queue.SimpleQueue[tuple[Callable[[Future[Any]], None], Future[Any]]] = queue.SimpleQueue()
         self._open: set[Future[Any]] = set()
         self._closed = False
+        self._lock = threading.Lock()
 
     def call(self, function: Callable[[], ResultT], what: str, deadline_s: float) -> ResultT:
         """Run `function` in the core and return its result.
 
         Raises:
             WaitError: no answer within the deadline, or the core has ended.
-            RollplexError: what the function raised.
+            Exception: what the function raised.
         """
 
         def run(future: Future[ResultT]) -> None:
@@ -46,10 +48,11 @@ class Mailbox:
     def call_later(self, function: Callable[[Future[ResultT]], None], what: str, deadline_s: float) -> ResultT:
         """As `call`, for what needs more than one turn of the loop: `function` gets the future and sees to its end."""
         future: Future[ResultT] = Future()
-        if self._closed:
-            raise _ended(what)
-        self._calls.put((function, future))
-        os.eventfd_write(self.fd, 1)
+        with self._lock:
+            if self._closed:
+                raise _ended(what)
+            self._calls.put((function, future))
+            os.eventfd_write(self.fd, 1)
         try:
             return future.result(timeout=deadline_s)
         except FutureTimeoutError as error:
@@ -70,18 +73,21 @@ class Mailbox:
             future.add_done_callback(self._open.discard)
             try:
                 function(future)
-            except RollplexError as error:
-                future.set_exception(error)
+            except Exception as error:  # noqa: BLE001 - a border between threads
+                future.set_exception(error)  # the caller's thread raises it; the loop goes on
 
     def close(self) -> None:
         """The core ends: who still waits gets an error at once."""
-        self._closed = True
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            os.close(self.fd)
         while not self._calls.empty():
             self._open.add(self._calls.get_nowait()[1])
         for future in list(self._open):
             if not future.done():
                 future.set_exception(_ended("the request"))
-        os.close(self.fd)
 
 
 def _ended(what: str) -> WaitError:

@@ -106,7 +106,6 @@ class Node:
         late = self.supervisor.stop(self.config.deadlines.leave_s)
         if late:
             log.warning("killed %s, which did not leave in time", ", ".join(late))
-        self.mailbox.close()
         self.link.hub.close()
         self.holder.close_all()
         self.record.close()

@@ -33,8 +33,12 @@ class Record:
     def append(self, event: Event) -> None:
         """Journal an event; it reaches the disk with the next batch."""
         self.journal.append(event)
+        self.tick()
+
+    def tick(self) -> None:
+        """Let readers see what has been buffered for half a second."""
         now = time.monotonic()
-        if now - self._flushed_s >= FLUSH_PERIOD_S:
+        if self.journal.buffered and now - self._flushed_s >= FLUSH_PERIOD_S:
             self._flushed_s = now
             self.journal.flush()
 

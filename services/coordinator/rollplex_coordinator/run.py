@@ -32,7 +32,7 @@ from rollplex.worker.runtime import report
 from rollplex_coordinator.budget import plan_memory
 from rollplex_coordinator.checkpointing import Checkpoints
 from rollplex_coordinator.context import Context
-from rollplex_coordinator.control import CoreControl
+from rollplex_coordinator.control import HTTP, CoreControl
 from rollplex_coordinator.evaluate import Evaluation
 from rollplex_coordinator.events import ErrorRaised, RunEnded, RunStarted, StopRequested, StopWhen
 from rollplex_coordinator.feed import Feed
@@ -86,7 +86,7 @@ class _Run:
         self._node = Node(claimed, run_id, config, options, signals)
         self._work = Work(wanted, serve=options.serve)
         self._control = CoreControl(self._node, self._work)
-        self._node.link.after_turn = self._control.obey
+        self._node.link.after_turn = self._after_turn
         run_dir = claimed.run_dir.path
         token = create_or_read(run_dir / "token")
         (run_dir / "config.yaml").write_text(dump(config), encoding="utf-8")
@@ -101,8 +101,8 @@ class _Run:
             self._live()
         except StopRun as stop:
             reason, code = str(stop), stop.exit_code
-            when = self._work.stopping or StopWhen.NOW
-            node.record.append(StopRequested(when=when, exit=True, source=stop.source))
+            if stop.source != HTTP:
+                node.record.append(StopRequested(when=StopWhen.NOW, exit=True, source=stop.source))
             _say(f"rollplex: {reason}")
         except RollplexError as error:
             reason, code = str(error)[:4_000], _exit_code(error)
@@ -113,9 +113,14 @@ class _Run:
         self._signals.escalate = self._kill_all
         node.record.append(RunEnded(run=node.run_id, exit_code=code, reason=reason))
         node.record.journal.flush()
+        node.mailbox.close()
         self._server_stop()
         node.end("the run ended" if code == 0 else "the run was stopped or failed; the coordinator says why")
         return code
+
+    def _after_turn(self) -> None:
+        self._node.record.tick()
+        self._control.obey()
 
     # --- the run --------------------------------------------------------------------------------------------------
 
