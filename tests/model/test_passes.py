@@ -140,6 +140,16 @@ def test_decoding_gives_the_log_probabilities_of_the_suffix_pass(kit: Any, name:
         decoder.step(tokens[:, 0])
 
 
+def test_a_decoder_for_one_token_gives_first_logits_and_takes_no_step(kit: Any) -> None:
+    store = kit.shared_store()
+    state = prefix_forward(store.model, kit.batch(samples_of(kit)), grad=False)
+    decoder = Decoder(store.model, state, 2, 1)
+    assert decoder.first_logits().shape == (6, kit.VOCAB)
+    assert decoder.kv_bytes == state.size_bytes
+    with pytest.raises(AssertionError, match="made for 0"):
+        decoder.step(torch.zeros(6, dtype=torch.int64))
+
+
 def test_unequal_responses_get_what_they_get_alone_and_zero_at_padding(kit: Any) -> None:
     store = kit.shared_store()
     state = prefix_forward(store.model, kit.batch(samples_of(kit)), grad=False)

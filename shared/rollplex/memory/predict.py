@@ -3,9 +3,10 @@
 Owns: the model of memory that the ledger and the planner use. Does not know: torch, who holds the bytes, budgets.
 `rollplex.model.measure` counts what is really held; tests compare the two over many shapes.
 
-Derived from what autograd saves in transformers' eager Qwen2.5-VL modules (5.13 and later) with the attention functions
-of `rollplex.model`. i: bytes of a number of the model's dtype; a: of the softmax, 4 (8 for float64). Norms and the
-vision rope compute in float32 whatever the dtype. Numbers per token (language model) or per patch (vision tower):
+Derived from what autograd saves in transformers' eager Qwen2.5-VL modules (5.17 to 5.24; 5.12 keeps cos and sin once
+per layer, up to 3 % more) with the attention functions of `rollplex.model`. Norms and the vision rope compute in float32
+whatever the dtype. i: bytes of a number of the model's dtype; a: of the softmax, 4 (8 for float64). Bytes per token
+(language model) or per patch (vision tower):
 
     saved                                     bytes                     by
     norm of width W: input in float32         4 W                       pow, mul
@@ -19,7 +20,7 @@ vision rope compute in float32 whatever the dtype. Numbers per token (language m
     MLP: gate, silu(gate), up, product        4 i I                     silu, mul, down_proj
     merger: before and after GELU             2 i W                     GELU, linear
     once, not per layer: cos and sin          2 i D (vision 2 * 4 D)    rope
-    patch embedding: its input                i row_width               convolution
+    patch embedding: its input                i row_width               product
 """
 
 from __future__ import annotations
