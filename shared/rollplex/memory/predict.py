@@ -4,7 +4,7 @@ Owns: the model of memory that the ledger and the planner use. Does not know: to
 `rollplex.model.measure` counts what is really held; tests compare the two over many shapes.
 
 Derived from what autograd saves in transformers' eager Qwen2.5-VL modules (5.17 to 5.24; 5.12 keeps cos and sin once
-per layer, up to 3 % more) with the attention functions of `rollplex.model`. Norms and the vision rope compute in float32
+per layer, up to 3 % more) with the attention functions of `rollplex.model`. Norms and the vision rope are in float32
 whatever the dtype. i: bytes of a number of the model's dtype; a: of the softmax, 4 (8 for float64). Bytes per token
 (language model) or per patch (vision tower):
 
