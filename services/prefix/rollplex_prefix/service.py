@@ -112,7 +112,7 @@ class PrefixService:
             which=message.which,
             start_s=start_s,
             end_s=time.monotonic(),
-            vision_prompts=batch.vision_prompts * batch.copies,
+            vision_prompts=batch.vision_prompts,
             held=(Held(lease=message.lease.lease, size_bytes=held),),
         )
 
