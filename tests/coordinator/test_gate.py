@@ -517,7 +517,6 @@ class AnyOrder(RuleBasedStateMachine):
             self.sample_from(group, self.versions[-1], self.versions[-1])
             self.train(group)
             self.train(group)
-            self.back(0)
             self.close()
         self.back(0)
         self.close()
