@@ -200,26 +200,26 @@ HANGS = {
     "holding the interpreter": "re.match(r'(a+)+$', 'a' * 64 + 'b')",
     "deaf to signals": "[signal.signal(s, signal.SIG_IGN) for s in (10, 14, 15)], time.sleep(600)",
     "in a lock": "threading.Lock().__enter__(), (lock := threading.Lock()).acquire(), lock.acquire()",
-    "waiting for a child": "subprocess.run(['sleep', '600.0625'])",
+    "waiting for a child": "subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)', __file__])",
 }
 
 
 @pytest.mark.parametrize("how", HANGS)
 def test_a_function_that_hangs_is_cut_off_and_named(how: str, child: Child, functions: Functions) -> None:
     path = functions(
-        "import os, re, signal, subprocess, threading, time\n"
+        "import os, re, signal, subprocess, sys, threading, time\n"
         "def good(prompts): return [1.0] * len(prompts)\n"
         "def slow(prompts):\n"
         f"    {HANGS[how]}\n"
     )
-    child.open((f"{path}:good", 1.0), (f"{path}:slow", 1.0), limit_s=0.5)
+    child.open((f"{path}:good", 1.0), (f"{path}:slow", 1.0), limit_s=1.5)
     failure = child.failed()
     assert (failure.function, failure.problem, failure.row) == ("slow", RewardProblem.TIMED_OUT, 0)
-    assert "still running after 0.5 s" in failure.detail
+    assert "still running after 1.5 s" in failure.detail
     if how in {"sleeping", "computing", "holding the interpreter"}:
         assert f'File "{path}", line 4 in slow' in failure.detail
     assert processes_with("rollplex.rewards.runner", os.getpid()) == []
-    wait_until(lambda: processes_with("600.0625") == [])
+    wait_until(lambda: processes_with(str(path)) == [])
 
 
 def test_after_a_time_out_the_child_answers_nothing_more(child: Child, functions: Functions) -> None:
@@ -230,8 +230,8 @@ def test_after_a_time_out_the_child_answers_nothing_more(child: Child, functions
 
 
 def test_the_limit_is_for_all_functions_together(child: Child, functions: Functions) -> None:
-    path = functions("import time\ndef a(prompts):\n    time.sleep(0.3)\n    return [0] * len(prompts)\nb = a\n")
-    child.open((f"{path}:a", 1.0), (f"{path}:b", 1.0), limit_s=0.5)
+    path = functions("import time\ndef a(prompts):\n    time.sleep(1.0)\n    return [0] * len(prompts)\nb = a\n")
+    child.open((f"{path}:a", 1.0), (f"{path}:b", 1.0), limit_s=1.7)
     failure = child.failed()
     assert (failure.function, failure.problem) == ("b", RewardProblem.TIMED_OUT)
 

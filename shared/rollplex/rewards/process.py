@@ -38,7 +38,7 @@ from rollplex.rewards.wire import (
 
 IMPORT_LIMIT_S = 120.0
 SEND_LIMIT_S = 10.0
-STACK_WAIT_S = 0.3
+STACK_WAIT_S = 1.5
 OUTPUT_LIMIT_BYTES = 16 * 2**20
 """Of what the functions print over the whole run, so much reaches the log."""
 _CHUNK_BYTES = 2**16
