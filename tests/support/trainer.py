@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,6 @@ from rollplex.layout.optimizer import optimizer_table
 from rollplex.layout.parameters import gradient_table, parameter_table, reference_table
 from rollplex.layout.shape import read_shape
 from rollplex.memory.header import HeaderPage
-from rollplex.memory.segment import Mapping, backend
 from rollplex.memory.tensors import kv_views, views
 from rollplex.model.batch import PromptBatch, prompt_batch
 from rollplex.model.build import build
@@ -28,80 +26,13 @@ from rollplex.protocol.common import (
     LeaseRef,
     Logprobs,
     ModelSpec,
-    PromptSlot,
     Responses,
     SegmentRef,
 )
 from rollplex.protocol.trainer import Algorithm, LoadTrainer, Loss, Optimizer, Scale, TrainSuffix
 from rollplex_trainer.service import TrainerService
-
-VOCAB = 70
-TEXT: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "max_position_embeddings": 512,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]},
-    "pad_token_id": 69,
-    "eos_token_id": 68,
-    "bos_token_id": None,
-}
-VISION: dict[str, Any] = {
-    "depth": 1,
-    "hidden_size": 16,
-    "intermediate_size": 20,
-    "num_heads": 2,
-    "out_hidden_size": 16,
-    "fullatt_block_indexes": [0],
-    "window_size": 56,
-}
-SPECIAL: dict[str, Any] = {
-    "image_token_id": 64,
-    "video_token_id": 65,
-    "vision_start_token_id": 66,
-    "vision_end_token_id": 67,
-}
-
-
-class HostSegments:
-    """What a worker's `Segments` is to a service, with segments that the test makes."""
-
-    run_id = "test-run"
-
-    def __init__(self) -> None:
-        self._fds: dict[int, int] = {}
-        self._mapped: dict[int, Mapping] = {}
-        self._backend = backend("host")
-
-    def create(self, kind: Kind, size_bytes: int) -> SegmentRef:
-        number = len(self._fds) + 1
-        self._fds[number] = self._backend.create(size_bytes, f"test-{kind}")
-        return SegmentRef(segment=number, kind=kind, size_bytes=size_bytes)
-
-    def attach(self, ref: SegmentRef) -> Mapping:
-        if ref.segment not in self._mapped:
-            self._mapped[ref.segment] = self._backend.map(self._fds[ref.segment], ref.size_bytes)
-        return self._mapped[ref.segment]
-
-    def map_again(self, ref: SegmentRef) -> Mapping:
-        """A second mapping of the same memory, as another process has it."""
-        return self._backend.map(self._fds[ref.segment], ref.size_bytes)
-
-    def detach(self, segment: int) -> None:
-        self._mapped.pop(segment).close()
-
-    @property
-    def attached(self) -> set[int]:
-        return set(self._mapped)
-
-    def close(self) -> None:
-        self._mapped.clear()
-        for fd in self._fds.values():
-            os.close(fd)
-
+from support.segments import HostSegments
+from support.tiny import NEVER_SAMPLED, PICTURE, PICTURES, WORDS, Prompt
 
 ALGORITHM = Algorithm(
     loss=Loss.GRPO,
@@ -127,21 +58,8 @@ OPTIMIZER = Optimizer(
     total_steps=10,
     final_lr_ratio=1.0,
 )
-NEVER_SAMPLED = (64, 65, 66, 67, 69)
-PROMPTS = ([3, 66, 64, 64, 64, 64, 67, 9], [11, 12, 13], [5, 66, 64, 67, 8, 66, 64, 64, 67, 1])
-GRIDS: tuple[tuple[tuple[int, int, int], ...], ...] = (((1, 4, 4),), (), ((1, 2, 2), (1, 2, 4)))
-"""Media of the prompts: (frames, height, width) in patches; 2 x 2 patches are one placeholder."""
-
-
-@dataclass
-class Prompt:
-    slot: PromptSlot
-    ids: Tensor
-    positions: Tensor
-    pixels: Tensor | None
-    grids: Tensor | None
-    kinds: Tensor
-    """transformers' mm_token_type_ids of the prompt."""
+PROMPTS = (PICTURE, WORDS, PICTURES)
+"""Of unequal length."""
 
 
 @dataclass

@@ -21,7 +21,7 @@ from rollplex.model.weights import fill
 from rollplex.protocol.common import Kind, SegmentRef
 from rollplex.protocol.trainer import Optimizer
 from rollplex_trainer.optimizer import SegmentOptimizer, all_finite, clip_factor, global_norm
-from support.trainer import HostSegments
+from support.segments import HostSegments
 
 ADAMW = Optimizer(
     name="adamw",

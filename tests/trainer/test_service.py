@@ -22,7 +22,8 @@ from rollplex.memory.tensors import hf_views, optimizer_views, padding, views
 from rollplex.protocol.common import DigestRequest
 from rollplex.protocol.trainer import ApplyUpdate, Loss, PrepareUpdate, Scale, SkipUpdate, UpdateVote
 from rollplex_trainer.service import TrainerService
-from support.trainer import Prompt, Sampled, World
+from support.tiny import Prompt
+from support.trainer import Sampled, World
 
 MakeWorld = Callable[..., World]
 
