@@ -199,6 +199,7 @@ def test_an_identity_says_role_device_and_incarnation(role: Role, node: int, ind
         b"rollout/0:0/",
         b"rollout/0:0/01",
         b"rollout/00:0/1",
+        b"rollout/0:00/1",
         b"rollout/-1:0/1",
         b"rollout/0:0/1\n",
         b"Rollout/0:0/1",

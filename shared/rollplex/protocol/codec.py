@@ -92,8 +92,6 @@ class Codec(Generic[MessageT]):
             raise ProtocolError("Malformed message", got=str(error), needed=self._names(), where=self.name) from error
         except RecursionError as error:
             raise ProtocolError("Message is nested too deeply", needed=self._names(), where=self.name) from error
-        except UnicodeDecodeError as error:
-            raise ProtocolError("Message holds text that is not UTF-8", got=str(error), where=self.name) from error
 
     def decode_frames(self, frames: Sequence[bytes]) -> MessageT:
         """The message in the payload frames of one ZeroMQ message (identity frame already taken off).

@@ -37,7 +37,12 @@ _BOUNDS = ("gt", "ge", "lt", "le", "multiple_of", "min_length", "max_length", "p
 @functools.cache
 def schema_hash(role: Role) -> str:
     """sha256, in hex, of the canonical description of everything that `role` and the coordinator exchange."""
-    return hashlib.sha256(json.dumps(describe_role(role), sort_keys=True).encode()).hexdigest()
+    return digest(describe_role(role))
+
+
+def digest(description: dict[str, Any]) -> str:
+    """sha256, in hex, of a description; the order of its keys does not matter."""
+    return hashlib.sha256(_canonical(description).encode()).hexdigest()
 
 
 def describe_role(role: Role) -> dict[str, Any]:
@@ -72,7 +77,7 @@ def _describe_compound(info: inspect.Type) -> dict[str, Any]:
         case inspect.StructType():
             return _describe_struct(info)
         case inspect.UnionType():
-            return {"any_of": sorted((_describe(part) for part in info.types), key=json.dumps)}
+            return {"any_of": sorted((_describe(part) for part in info.types), key=_canonical)}
         case inspect.EnumType():
             return {"enum": info.cls.__name__, "values": sorted(str(member.value) for member in info.cls)}
         case inspect.VarTupleType():
@@ -99,14 +104,18 @@ def _describe_struct(info: inspect.StructType) -> dict[str, Any]:
     }
 
 
+def _canonical(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
 def _bounds(info: inspect.Type) -> dict[str, Any]:
     return {name: value for name in _BOUNDS if (value := getattr(info, name, None)) is not None}
 
 
 def _default(field: inspect.Field) -> Any:
     if field.default_factory is not msgspec.NODEFAULT:
-        return json.dumps(msgspec.to_builtins(field.default_factory()), sort_keys=True)
+        return _canonical(msgspec.to_builtins(field.default_factory()))
     if field.default is msgspec.NODEFAULT:
         return None
     value = field.default.value if isinstance(field.default, enum.Enum) else msgspec.to_builtins(field.default)
-    return json.dumps(value, sort_keys=True)
+    return _canonical(value)
