@@ -119,6 +119,8 @@ class World:
             algorithm=self.algorithm,
             optimizer=optimizer,
         )
+        for ref in (self.load.gradients, self.load.optimizer_state):
+            segments.map_again(ref).write(0, b"\xff" * ref.size_bytes)  # NaN, should loading trust them to be zero
         self.service = TrainerService(segments)
         self.send(self.load)
         own = segments.map_again(self.load.actor)

@@ -79,6 +79,22 @@ def test_every_file_and_folder_is_on_disk_before_the_name_that_promises_it(
     assert story[9:] == ["replace LATEST", "fsync PARENT"]
 
 
+def test_nothing_that_has_its_final_name_is_opened_for_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_version(tmp_path, 1)
+    written: list[Path] = []
+    real = Path.open
+
+    def watched(path: Path, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        if "r" not in mode:
+            written.append(path)
+        return real(path, mode, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", watched)
+    save_version(tmp_path, 2)
+    assert len(written) >= 2
+    assert all(path.relative_to(tmp_path).parts[0].startswith(".tmp-") for path in written)
+
+
 class Crash(BaseException):
     """Not an Exception: nothing may catch it."""
 

@@ -149,6 +149,7 @@ def test_loading_fills_the_weights_copies_the_reference_and_publishes_version_0(
     reference = views(world.segments.map_again(world.load.reference), gradient_table(world.table))
     for name, value in reference.items():
         assert torch.equal(value, world.weights[name]), name
+    assert not any(bool(gradient.any()) for gradient in world.gradients.values())
     reply = world.send(DigestRequest(cause=5))
     assert (reply.version, reply.digest) == (0, header.digest)
 
@@ -266,14 +267,17 @@ def test_an_update_steps_in_place_between_updating_and_the_next_stable_version(
 
 def test_bfloat16_weights_are_the_rounded_master(make_world: MakeWorld, groups: list[Sampled]) -> None:
     world = make_world("bfloat16")
+    state = world.service._ready._state
+    for name, master in state.states["master"].items():
+        assert torch.equal(master, world.weights[name].float())
     for version in range(2):
         train_all(world, groups, version=version)
         assert prepare(world, version).finite
         apply(world, version)
-    state = optimizer_views(world.segments.map_again(world.load.optimizer_state), world.service._ready._state_table)
-    for name, master in state.states["master"].items():
+    mapped = optimizer_views(world.segments.map_again(world.load.optimizer_state), world.service._ready._state_table)
+    for name, master in mapped.states["master"].items():
         assert torch.equal(world.weights[name], master.bfloat16())
-    assert int(state.step) == 2
+    assert int(mapped.step) == 2
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
