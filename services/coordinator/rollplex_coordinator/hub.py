@@ -144,6 +144,11 @@ class Hub:
                 "cannot send a message", got=f"{error}", needed="a connected peer that reads", where=str(peer)
             ) from error
 
+    def unwatch_all(self) -> None:
+        """Wake for messages, connections and streams only."""
+        for fd in list(self._watched):
+            self.unwatch(fd)
+
     def poll(self, timeout_s: float) -> list[Event]:
         """Wait at most `timeout_s` and return what happened."""
         events: list[Event] = []

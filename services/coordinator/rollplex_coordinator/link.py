@@ -128,6 +128,19 @@ class Link:
             except ProtocolError as error:
                 log.info("%s is gone already: %s", peer, error)
 
+    def await_ends(self, deadline_s: float) -> list[Peer]:
+        """After `leave_all`: wait until the streams of all workers have ended; returns those that still are there.
+
+        Whoever is told to leave must not see the end of this coordinator first. Nothing else is handled any more.
+        """
+        self.hub.unwatch_all()
+        end = self._clock() + deadline_s
+        while self._peers and (left := end - self._clock()) > 0:
+            for event in self.hub.poll(left):
+                if isinstance(event, Gone):
+                    self._peers.pop(event.peer.role, None)
+        return list(self._peers.values())
+
     # --- instructions and answers ---------------------------------------------------------------------------------
 
     def on(self, kind: type[AnswerT], handler: Callable[[Peer, AnswerT], None]) -> None:

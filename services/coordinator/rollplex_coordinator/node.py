@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Mapping, Sequence
 
 from rollplex.config.config import Config
@@ -29,6 +30,7 @@ DEVICE = Device(node=0, index=0)
 WORKERS = (Role.TRAINER, Role.PREFIX, Role.ROLLOUT)
 CHILDREN = (Role.INPUT, Role.REWARD)
 ALIVE_EVERY_S = 1.0
+MIN_WAIT_S = 0.2
 
 log = logging.getLogger("rollplex.coordinator")
 
@@ -95,7 +97,7 @@ class Node:
         self.supervisor.kill(role)
 
     def end(self, reason: str) -> None:
-        """Everybody leaves; who does not within the grace time is killed. Then everything is closed."""
+        """Everybody leaves; who does not within the grace time is killed, if it is ours. Then everything is closed."""
         for role in (*WORKERS, *CHILDREN):
             child = self.supervisor.child(role)
             if child is not None:
@@ -103,9 +105,13 @@ class Node:
                 if role not in self.link.peers:
                     self.supervisor.kill(role)  # still starting: it could not be told to leave
         self.link.leave_all(reason)
+        end_s = time.monotonic() + self.config.deadlines.leave_s
         late = self.supervisor.stop(self.config.deadlines.leave_s)
         if late:
             log.warning("killed %s, which did not leave in time", ", ".join(late))
+        staying = self.link.await_ends(max(MIN_WAIT_S, end_s - time.monotonic()))
+        if staying:
+            log.warning("%s did not leave in time", ", ".join(map(str, staying)))
         self.link.hub.close()
         self.holder.close_all()
         self.record.close()

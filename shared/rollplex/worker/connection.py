@@ -31,10 +31,20 @@ HANDSHAKE_DEADLINE_S = 10.0
 RETRY_S = 0.05
 
 
-def connect_stream(options: WorkerOptions) -> tuple[RunDir, socket.socket, Hello, Welcome]:
+class ToldToLeave(Exception):  # noqa: N818 - an event, not an error
+    """SIGTERM came while there was no coordinator yet."""
+
+
+def connect_stream(
+    options: WorkerOptions, told_to_leave: Callable[[], object] = lambda: False
+) -> tuple[RunDir, socket.socket, Hello, Welcome]:
     """Connect to the holder's socket and introduce this process; waits for a coordinator that is still starting.
 
+    Args:
+        told_to_leave: asked before each new try.
+
     Raises:
+        ToldToLeave: `told_to_leave` said so.
         WaitError: no coordinator lets this process in within the deadline; says what the last try saw.
         ProtocolError: the coordinator refused this process; says why, with both values.
     """
@@ -43,6 +53,8 @@ def connect_stream(options: WorkerOptions) -> tuple[RunDir, socket.socket, Hello
         try:
             return _try_connect(options)
         except (ConfigError, FileNotFoundError, ConnectionError, EOFError, _OldSecret) as error:
+            if told_to_leave():
+                raise ToldToLeave from error
             if time.monotonic() >= deadline:
                 raise WaitError(
                     "no coordinator answers",

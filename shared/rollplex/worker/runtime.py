@@ -2,7 +2,7 @@
 
 Owns signals, the exit code and how errors reach the coordinator. A service owns what its messages mean.
 
-    exit code 0   told to leave
+    exit code 0   told to leave, by the coordinator or by SIGTERM
     exit code 1   a unit failed, or the coordinator refused this process
     exit code 3   the coordinator ended; this process finished its unit, or was cut off after a grace time
 """
@@ -22,7 +22,7 @@ from typing import Any, NoReturn, Protocol
 from rollplex.errors import RollplexError
 from rollplex.memory.segment import backend
 from rollplex.protocol.common import ErrorReport, Failed, Leave, Leaving, Role
-from rollplex.worker.connection import connect_stream, watch
+from rollplex.worker.connection import ToldToLeave, connect_stream, watch
 from rollplex.worker.messages import CoordinatorGone, MessageThread
 from rollplex.worker.options import parse_options
 from rollplex.worker.segments import Segments
@@ -68,21 +68,28 @@ def run(role: Role, make_service: Callable[[Segments], Service], argv: Sequence[
     """
     options = parse_options(role, argv)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the coordinator's to handle
+    terms: list[int] = []
+    # From the start: as process 1 of a container this process gets no signal that it does not handle.
+    signal.signal(signal.SIGTERM, lambda signum, _frame: terms.append(signum))
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)  # kill -USR1 writes every thread's stack to the log
     sys.setswitchinterval(THREAD_SWITCH_S)  # the message thread must not wait 5 ms for the interpreter
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {role} %(levelname)s %(message)s")
     try:
-        run_dir, stream, hello, welcome = connect_stream(options)
+        run_dir, stream, hello, welcome = connect_stream(options, lambda: terms)
+    except ToldToLeave:
+        log.info("told to leave before there was a coordinator")
+        sys.exit(0)
     except RollplexError as error:
         log.error("%s", error)
         sys.exit(EXIT_FAILED)
     log.info("pid %d joined run %s as incarnation %d", os.getpid(), welcome.run_id, options.incarnation)
     messages = MessageThread(run_dir.control_endpoint, hello, welcome.alive_every_s)
-    _obey_signals(messages, welcome.grace_s)
-    watch(stream, lambda: _coordinator_ended(messages, welcome.grace_s))
+    _obey_signals(messages, welcome.grace_s, terms)
+    watch(stream, lambda: _coordinator_ended(messages, welcome.grace_s, terms))
     messages.start()
     code = _serve(messages, lambda: make_service(Segments(stream, backend("host"), welcome.run_id)))
+    code = 0 if terms and code == EXIT_COORDINATOR_GONE else code
     messages.stop()
     log.info("leaving with exit code %d", code)
     logging.shutdown()
@@ -113,22 +120,30 @@ def _serve(messages: MessageThread, make: Callable[[], Service]) -> int:
         return EXIT_FAILED
 
 
-def _coordinator_ended(messages: MessageThread, grace_s: float) -> None:
+def _coordinator_ended(messages: MessageThread, grace_s: float, terms: list[int]) -> None:
+    code = 0 if terms else EXIT_COORDINATOR_GONE
     if messages.starting:
-        os._exit(EXIT_COORDINATOR_GONE)
+        os._exit(code)
     messages.inbox.put(CoordinatorGone("the coordinator ended", do="Start the run again."))
-    cut = threading.Timer(grace_s, os._exit, (EXIT_COORDINATOR_GONE,))
+    cut = threading.Timer(grace_s, os._exit, (code,))
     cut.daemon = True
     cut.start()
 
 
-def _obey_signals(messages: MessageThread, grace_s: float) -> None:
-    """SIGTERM asks the coordinator to stop the run; it answers with Leave, or its end ends this process."""
+def _obey_signals(messages: MessageThread, grace_s: float, terms: list[int]) -> None:
+    """SIGTERM asks the coordinator to stop the run; it answers with Leave, or its end ends this process.
+
+    Args:
+        terms: notes each SIGTERM; holds one already if it came before.
+    """
 
     def ask(signum: int, _frame: object) -> None:
+        terms.append(signum)
         messages.send(Leaving(reason=signal.Signals(signum).name))
         cut = threading.Timer(grace_s, os._exit, (0,))
         cut.daemon = True
         cut.start()
 
     signal.signal(signal.SIGTERM, ask)
+    if terms:
+        ask(terms[0], None)

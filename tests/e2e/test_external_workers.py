@@ -1,0 +1,84 @@
+"""Workers that nobody supervises, as in containers: they find the run directory by themselves and leave with code 0."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rollplex_coordinator.events import ServiceStarted, StopRequested
+from support.nodes import Start
+
+ROLES = ("trainer", "prefix", "rollout")
+Worker = Callable[[str, Path], subprocess.Popen[bytes]]
+
+
+@pytest.fixture
+def worker() -> Iterator[Worker]:
+    """Starts one worker as a container would."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def begin(role: str, run_dir: Path) -> subprocess.Popen[bytes]:
+        log = run_dir.with_name(f"{run_dir.name}.{role}.log")
+        with log.open("wb") as file:
+            started.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", f"rollplex_{role}", "--run-dir", str(run_dir)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=file,
+                    stderr=file,
+                )
+            )
+        return started[-1]
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.wait(timeout=10)
+
+
+def handles_terms(process: subprocess.Popen[bytes]) -> bool:
+    """Whether a process catches SIGTERM, as the kernel tells."""
+    for line in Path(f"/proc/{process.pid}/status").read_text().splitlines():
+        if line.startswith("SigCgt:"):
+            return bool(int(line.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
+    return False
+
+
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize("by", ["http", "SIGTERM to a worker", "SIGTERM to the coordinator"])
+def test_external_workers_are_waited_for_and_leave_with_code_0(start: Start, worker: Worker, by: str) -> None:
+    node = start("--serve", "--external-workers", "--iterations", "1")
+    workers = {role: worker(role, node.run_dir) for role in ROLES}
+    node.until_iterations(1)
+    with node.api() as api:
+        node.until(lambda: api.get("/status").json()["phase"] == "IDLE", "idleness")
+        if by == "http":
+            api.post("/stop", json={"when": "now", "exit": True}).raise_for_status()
+    if by == "SIGTERM to a worker":
+        workers["prefix"].send_signal(signal.SIGTERM)
+    elif by == "SIGTERM to the coordinator":
+        node.process.send_signal(signal.SIGTERM)
+    done = node.wait(20)
+    assert done.code == 0, done.stderr
+    assert "did not leave in time" not in done.stderr
+    assert {role: process.wait(timeout=5) for role, process in workers.items()} == dict.fromkeys(ROLES, 0)
+    assert {s.role for s in done.of(ServiceStarted)} >= set(ROLES)
+    assert [stop.source for stop in done.of(StopRequested)][-1:] == [
+        {"http": "http", "SIGTERM to a worker": "SIGTERM to prefix[0:0]"}.get(by, "SIGTERM")
+    ]
+
+
+def test_a_worker_without_a_coordinator_leaves_when_told_to(tmp_path: Path, worker: Worker) -> None:
+    process = worker("rollout", tmp_path / "run")
+    end = time.monotonic() + 30
+    while not handles_terms(process):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=10) == 0
