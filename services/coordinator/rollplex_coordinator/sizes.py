@@ -196,7 +196,7 @@ class Sizes:
             prompts=prompts,
             prefix_tokens=tokens,
             lengths=lengths,
-            entropy=self._config.algorithm.entropy_bonus != 0.0,
+            entropy=True,  # always measured, for the metrics
             dtype=self.dtype,
         )
 

@@ -30,7 +30,7 @@ def response_batch(responses: Sequence[Responses]) -> tuple[Tensor, Tensor]:
     row = 0
     for group in responses:
         flat = _flat(group.tokens, torch.int32, sum(group.lengths), f"tokens of group {group.group}")
-        for part in flat.split(list(group.lengths)):
+        for part in torch.split(flat, list(group.lengths)):
             tokens[row, : len(part)] = part
             row += 1
     return tokens, torch.tensor(lengths)
@@ -65,7 +65,7 @@ def join_values(logprobs: Sequence[Logprobs], responses: Sequence[Responses]) ->
     row = 0
     for item, group in zip(logprobs, responses, strict=True):
         flat = _flat(item.values, torch.float64, sum(group.lengths), f"log-probabilities of group {item.group}")
-        for part in flat.split(list(group.lengths)):
+        for part in torch.split(flat, list(group.lengths)):
             values[row, : len(part)] = part
             row += 1
     return values
