@@ -234,7 +234,7 @@ class Hub:
             self._drop_stream(fd)
             if peer is None:
                 return []
-            log.info("stream of %s ended: %s", peer, str(error) or "end of file")
+            log.debug("stream of %s ended: %s", peer, str(error) or "end of file")
             self._admitted.pop(peer.identity, None)
             self._joined.pop(peer.identity, None)
             return [Gone(peer=peer)]
