@@ -16,7 +16,7 @@ from rollplex.protocol.common import Role
 from rollplex.protocol.handshake import Hello, Refused, Welcome
 from rollplex.protocol.schema import PROTOCOL_VERSION, describe, digest, schema_hash
 
-HANDSHAKE_OF_VERSION_1 = "57902d10a830b901aac66992b343a5a284d8e03cfc15b867adcc56a3f4f024b9"
+HANDSHAKE_OF_VERSION_1 = "c1e279c8d861bff82e81d04cc86982dfdd1cf32dc8e4547f1e0c8cb5390c5d45"
 
 
 def test_the_hash_is_the_same_in_every_process() -> None:

@@ -192,7 +192,7 @@ class Loaded(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=
     private: Holdings = ()
 
 
-# coordinator -> reader: finish what you run, read the weights no more until Committed or Reopened.
+# coordinator -> reader: finish what you run, read the weights no more until Committed.
 class Drain(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     cause: Count
     version: Count

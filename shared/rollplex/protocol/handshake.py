@@ -74,7 +74,6 @@ class Reason(StrEnum):
     DEVICE = "device"
     INCARNATION = "incarnation"
     IDENTITY = "identity"
-    MALFORMED = "malformed"
 
 
 # coordinator -> worker: not let in; the connection is of no use any more.
