@@ -51,27 +51,44 @@ def handles_terms(process: subprocess.Popen[bytes]) -> bool:
 
 
 @pytest.mark.timeout(150)
-@pytest.mark.parametrize("by", ["http", "SIGTERM to a worker", "SIGTERM to the coordinator"])
-def test_external_workers_are_waited_for_and_leave_with_code_0(start: Start, worker: Worker, by: str) -> None:
-    node = start("--serve", "--external-workers", "--iterations", "1")
+@pytest.mark.parametrize(("by", "source"), [("http", "http"), ("SIGTERM to a worker", "SIGTERM to prefix[0:0]")])
+def test_external_workers_are_waited_for_and_leave_with_code_0(
+    start: Start, worker: Worker, by: str, source: str
+) -> None:
+    node = start("--serve", "--external-workers")
     workers = {role: worker(role, node.run_dir) for role in ROLES}
-    node.until_iterations(1)
     with node.api() as api:
         node.until(lambda: api.get("/status").json()["phase"] == "IDLE", "idleness")
         if by == "http":
             api.post("/stop", json={"when": "now", "exit": True}).raise_for_status()
-    if by == "SIGTERM to a worker":
+    if by != "http":
         workers["prefix"].send_signal(signal.SIGTERM)
-    elif by == "SIGTERM to the coordinator":
-        node.process.send_signal(signal.SIGTERM)
     done = node.wait(20)
     assert done.code == 0, done.stderr
     assert "did not leave in time" not in done.stderr
     assert {role: process.wait(timeout=5) for role, process in workers.items()} == dict.fromkeys(ROLES, 0)
     assert {s.role for s in done.of(ServiceStarted)} >= set(ROLES)
-    assert [stop.source for stop in done.of(StopRequested)][-1:] == [
-        {"http": "http", "SIGTERM to a worker": "SIGTERM to prefix[0:0]"}.get(by, "SIGTERM")
-    ]
+    assert done.of(StopRequested)[-1].source == source
+
+
+@pytest.mark.timeout(150)
+def test_the_death_of_an_external_worker_is_an_error_that_names_no_log_that_is_not_there(
+    start: Start, worker: Worker
+) -> None:
+    node = start("--serve", "--external-workers")
+    workers = {role: worker(role, node.run_dir) for role in ROLES}
+    node.until(lambda: "data train" in node.stderr, "the data")
+    workers["rollout"].kill()
+    done = node.wait(60)
+    assert done.code == 1
+    assert "the rollout service died" in done.stderr
+    assert "the log of its container" in done.stderr
+    assert "logs/rollout.log" not in done.stderr
+    assert {role: process.wait(timeout=5) for role, process in workers.items()} == {
+        "trainer": 0,
+        "prefix": 0,
+        "rollout": -signal.SIGKILL,
+    }
 
 
 def test_a_worker_without_a_coordinator_leaves_when_told_to(tmp_path: Path, worker: Worker) -> None:

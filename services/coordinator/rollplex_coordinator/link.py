@@ -263,7 +263,7 @@ class Link:
             f"the {peer.role} service died",
             got=how,
             needed=_awaited(lost),
-            do=f"Its last lines are in {self._supervisor.log_path(peer.role)}.",
+            do=f"Its last lines are in {self._supervisor.log_text(peer.role) or 'the log of its container'}.",
             where=str(peer),
         )
 

@@ -135,7 +135,7 @@ class Node:
                 how=how,
                 phase=self.record.phase.name,
                 step=self.record.step,
-                log_path=str(self.supervisor.log_path(peer.role)),
+                log_path=self.supervisor.log_text(peer.role),
             )
         )
 

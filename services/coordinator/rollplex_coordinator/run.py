@@ -242,7 +242,7 @@ class _Run:
         service = str(error.peer) if isinstance(error, WorkerFailed) else error.where
         role = error.peer.role if isinstance(error, WorkerFailed) else None
         place = f"phase {node.record.phase.name}" + ("" if step is None else f", step {step}")
-        log_path = str(node.supervisor.log_path(role)) if role is not None else ""
+        log_path = node.supervisor.log_text(role) if role is not None else ""
         details = error.report if isinstance(error, WorkerFailed) else report(error)
         node.record.append(
             ErrorRaised(

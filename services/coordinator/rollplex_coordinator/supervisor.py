@@ -83,8 +83,12 @@ class Supervisor:
         return child
 
     def log_path(self, role: Role) -> Path:
-        """Where a role's output goes."""
+        """Where a role's output goes, if this supervisor starts it."""
         return self._run_dir / "logs" / f"{role}.log"
+
+    def log_text(self, role: Role) -> str:
+        """`log_path` of a role that was started here; empty for one that somebody else started and logs."""
+        return str(self.log_path(role)) if role in self._incarnations else ""
 
     def child(self, role: Role) -> Child | None:
         """The running or dead child of a role."""
