@@ -290,15 +290,19 @@ class Hub:
         send(stream, FROM_HOLDER.encode(answer), (held.fd,), STREAM_DEADLINE_S)
 
     def _check(self, hello: Hello, identity_frame: bytes | None) -> Refused | None:
-        expected = self._expected.get((hello.role, hello.device))
-        if expected is None:
-            return Refused(
-                reason=Reason.ROLE,
-                ours=", ".join(f"{role} on {device}" for role, device in self._expected)[:255],
-                yours=f"{hello.role} on {hello.device}",
-                do="Start the services that the configuration names.",
-            )
-        return check_hello(hello, expected, identity_frame)
+        known = self._expected.get((hello.role, hello.device))
+        anybody = Expected(
+            role=hello.role, device=hello.device, secret=self._secret, incarnation=hello.incarnation, exact=True
+        )
+        refusal = check_hello(hello, known or anybody, identity_frame)
+        if refusal is not None or known is not None:
+            return refusal
+        return Refused(
+            reason=Reason.ROLE,
+            ours=", ".join(f"{role} on {device}" for role, device in self._expected)[:255],
+            yours=f"{hello.role} on {hello.device}",
+            do="Start the services that the configuration names.",
+        )
 
     def _drop_stream(self, fd: int) -> None:
         stream, _ = self._streams.pop(fd)

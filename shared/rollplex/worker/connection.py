@@ -24,7 +24,7 @@ from rollplex.protocol.handshake import (
     encode_handshake,
     make_hello,
 )
-from rollplex.protocol.rundir import RunDir, attach, read_secret
+from rollplex.protocol.rundir import RunDir, attach, check_path, read_secret
 from rollplex.worker.options import WorkerOptions
 
 HANDSHAKE_DEADLINE_S = 10.0
@@ -45,9 +45,11 @@ def connect_stream(
 
     Raises:
         ToldToLeave: `told_to_leave` said so.
+        ConfigError: no socket can live in this run directory.
         WaitError: no coordinator lets this process in within the deadline; says what the last try saw.
         ProtocolError: the coordinator refused this process; says why, with both values.
     """
+    check_path(RunDir(options.run_dir.absolute()))
     deadline = time.monotonic() + options.connect_deadline_s
     while True:
         try:
