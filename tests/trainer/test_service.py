@@ -18,6 +18,7 @@ from rollplex.errors import ModelError, ProtocolError, StaleWeightsError, StateE
 from rollplex.layout.parameters import gradient_table
 from rollplex.memory.digest import digest
 from rollplex.memory.header import State
+from rollplex.memory.predict import suffix_saved_bytes
 from rollplex.memory.tensors import hf_views, optimizer_views, padding, views
 from rollplex.protocol.common import DigestRequest
 from rollplex.protocol.trainer import ApplyUpdate, Loss, PrepareUpdate, Scale, SkipUpdate, UpdateVote
@@ -417,13 +418,23 @@ def test_batch_scaling_uses_the_rewards_of_the_whole_step(make_world: MakeWorld,
     world.send(msgspec.structs.replace(message, batch_rewards=blob))
 
 
-def test_held_memory_grows_with_the_unit_and_names_the_lease(make_world: MakeWorld, groups: list[Sampled]) -> None:
+def test_held_memory_is_what_shapes_predict_and_names_the_lease(make_world: MakeWorld, groups: list[Sampled]) -> None:
     world = make_world()
     ref, _ = world.prefix()
-    one = world.send(world.train_message(ref, groups[:1], release=False)).held
-    two = world.send(world.train_message(ref, groups[1:], start=1, unit=1, first=False)).held
-    assert [h.lease for h in (*one, *two)] == [7, 7]
-    assert 0 < one[0].size_bytes < two[0].size_bytes
+    for unit, start, stop in ((0, 0, 1), (1, 1, 3)):
+        part = groups[start:stop]
+        message = world.train_message(ref, part, start=start, unit=unit, first=unit == 0, release=unit == 1)
+        (held,) = world.send(message).held
+        predicted = suffix_saved_bytes(
+            world.shape,
+            prompts=len(part),
+            prefix_tokens=max(prompt.slot.tokens for prompt in world.prompts),
+            lengths=[len(tokens) for group in part for tokens in group.tokens],
+            entropy=True,
+            dtype="float32",
+        )
+        assert held.lease == 7
+        assert held.size_bytes == pytest.approx(predicted, rel=0.02)
 
 
 def test_the_same_step_twice_gives_the_same_bits(make_world: MakeWorld, groups: list[Sampled]) -> None:

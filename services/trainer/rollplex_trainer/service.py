@@ -129,19 +129,19 @@ class TrainerService:
                 never_sampled=ready.never_sampled,
                 entropy=True,
             )
-            assert out.entropy is not None, "asked for"
-            parts = unit_loss(
-                ready.algorithm,
-                logprobs=out.logprobs,
-                old=out.logprobs.detach(),
-                reference=None if unit.reference is None else unit.reference.to(out.logprobs.dtype),
-                entropy=out.entropy,
-                mask=out.mask,
-                advantages=unit.advantages,
-                weights=unit.weights,
-            )
+        assert out.entropy is not None, "asked for"
         outside = (*ready.weights.values(), *prefix.keys, *prefix.values, prefix.last_hidden)
-        held_bytes = meter.held_bytes(excluding=outside)
+        held_bytes = meter.held_bytes((out.logprobs, out.entropy), excluding=outside)
+        parts = unit_loss(
+            ready.algorithm,
+            logprobs=out.logprobs,
+            old=out.logprobs.detach(),
+            reference=None if unit.reference is None else unit.reference.to(out.logprobs.dtype),
+            entropy=out.entropy,
+            mask=out.mask,
+            advantages=unit.advantages,
+            weights=unit.weights,
+        )
         autograd.backward(parts.total)
         step.metrics.add(unit, parts, out.logprobs, out.entropy, out.mask)
         return held_bytes
