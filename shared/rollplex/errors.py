@@ -44,7 +44,7 @@ class RollplexError(Exception):
         self.where = where
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild, (type(self), self.what, self.got, self.needed, self.do, self.where))
+        return (_rebuild, (type(self), self.what, (self.got, self.needed, self.do, self.where)))
 
     def __str__(self) -> str:
         text = f"{self.where}: {self.what}" if self.where else self.what
@@ -57,7 +57,8 @@ class RollplexError(Exception):
         return text
 
 
-def _rebuild(kind: type[RollplexError], what: str, got: str, needed: str, do: str, where: str) -> RollplexError:
+def _rebuild(kind: type[RollplexError], what: str, parts: tuple[str, str, str, str]) -> RollplexError:
+    got, needed, do, where = parts
     return kind(what, got=got, needed=needed, do=do, where=where)
 
 
