@@ -14,7 +14,7 @@ import torch
 
 from rollplex.errors import BudgetError, EngineError, RollplexError, StaleWeightsError, StateError
 from rollplex.memory.digest import digest
-from rollplex.memory.segment import Mapping
+from rollplex.protocol.codec import CHANNELS
 from rollplex.protocol.common import (
     CachesDropped,
     Committed,
@@ -26,11 +26,12 @@ from rollplex.protocol.common import (
     LeaseRef,
     Leave,
     Loaded,
-    SegmentRef,
+    Role,
 )
 from rollplex.protocol.rollout import FromRollout, GenerateUnit, GroupFinished, LoadRollout, ToRollout, UnitGenerated
 from rollplex_rollout.engine import Announce, FinishedGroup, Setup, Unit, UnitReport
 from rollplex_rollout.service import RolloutService
+from support.tiny import VOCAB
 
 if TYPE_CHECKING:
     from rollout.conftest import Node
@@ -75,42 +76,32 @@ class RecordedEngine:
 
 
 class Bench:
-    """A service with recorded replies, over segments that the test holds."""
+    """A service with recorded replies, over the segments of a node."""
 
     def __init__(self, node: Node, engine: Callable[[Setup], Any] | None = None) -> None:
-        self.run_id = node.RUN_ID
         self.node = node
         self.story: list[str] = []
         self.replies: list[FromRollout] = []
-        self._segments = {
-            1: (SegmentRef(segment=1, kind=Kind.ACTOR_WEIGHTS, size_bytes=node.actor.size_bytes), node.actor),
-            2: (SegmentRef(segment=2, kind=Kind.INPUTS, size_bytes=node.inputs.size_bytes), node.inputs),
-        }
-        self.service = RolloutService(self, engine)
-
-    def attach(self, ref: SegmentRef) -> Mapping:
-        expected, mapping = self._segments[ref.segment]
-        assert ref == expected
-        self.story.append(f"attach {ref.segment}")
-        return mapping
-
-    def detach(self, segment: int) -> None:
-        self.story.append(f"detach {segment}")
+        node.segments.before_attach = lambda ref: self.story.append(f"attach {ref.segment}")
+        node.segments.before_detach = lambda segment: self.story.append(f"detach {segment}")
+        self.service = RolloutService(node.segments, engine)
 
     def tell(self, message: ToRollout) -> list[FromRollout]:
-        """Only what this message was answered; every answer survives the wire."""
+        """Only what this message was answered; both survive the wire."""
         start = len(self.replies)
-        self.service.handle(message, self._reply)
+        channel = CHANNELS[Role.ROLLOUT]
+        self.service.handle(channel.to_worker.decode(channel.to_worker.encode(message)), self._reply)
         return self.replies[start:]
 
     def _reply(self, message: FromRollout) -> None:
-        assert msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=FromRollout) == message
+        channel = CHANNELS[Role.ROLLOUT]
+        assert channel.from_worker.decode(channel.from_worker.encode(message)) == message
         self.story.append(type(message).__name__)
         self.replies.append(message)
 
     def load(self, **changes: Any) -> list[FromRollout]:
         spec = msgspec.structs.replace(self.node.spec, **changes)
-        return self.tell(LoadRollout(cause=1, model=spec, actor=self._segments[1][0]))
+        return self.tell(LoadRollout(cause=1, model=spec, actor=self.node.actor_ref))
 
     def generate(self, groups: tuple[int, ...] = (0, 1), **changes: Any) -> list[FromRollout]:
         message = GenerateUnit(
@@ -118,7 +109,7 @@ class Bench:
             step=7,
             version=VERSION,
             unit=3,
-            inputs=self._segments[2][0],
+            inputs=self.node.inputs_ref,
             prompts=tuple(self.node.slots[group] for group in groups),
             sampling=self.node.sampling(group_size=2),
             kv=LeaseRef(lease=44, kind=Kind.ROLLOUT_KV, size_bytes=10**8),
@@ -154,7 +145,7 @@ def test_a_unit_of_the_real_engine_from_load_to_the_last_group(node: Node) -> No
         tokens = np.frombuffer(group.responses.tokens, dtype="<i4")
         logprobs = np.frombuffer(group.logprobs.values, dtype="<f8")
         assert len(tokens) == len(logprobs) == sum(group.responses.lengths)
-        assert int(tokens.max()) < node.VOCAB
+        assert int(tokens.max()) < VOCAB
         assert float(logprobs.max()) < 0.0
         assert done.start_s <= group.end_s <= done.end_s
     assert (done.unit, done.vision_prompts) == (3, 3)
@@ -261,7 +252,7 @@ def test_the_digest_is_of_the_bytes_that_the_trainer_maps(recorded: Bench) -> No
     node = recorded.node
     (before,) = recorded.tell(DigestRequest(cause=20))
     assert before == DigestReply(cause=20, version=VERSION, digest=digest(node.actor, node.table))
-    element = node.parameter("model.norm.weight")[17:18]
+    element = node.parameter("model.norm.weight")[7:8]
     element.copy_(torch.nextafter(element, element + 1))
     (after,) = recorded.tell(DigestRequest(cause=21))
     assert isinstance(after, DigestReply)
@@ -302,7 +293,7 @@ def test_a_unit_that_no_engine_can_sample_is_refused(recorded: Bench) -> None:
 
 def test_weights_of_another_run_are_refused(node: Node) -> None:
     bench = Bench(node, lambda _: RecordedEngine(bench.story))
-    bench.run_id = "another-run"
+    node.segments.run_id = "another-run"
     bench.load()
     with pytest.raises(RollplexError, match="another run"):
         bench.generate()
