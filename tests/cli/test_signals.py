@@ -73,7 +73,7 @@ def test_a_signal_waits_across_exec_until_the_new_program_lets_it_through() -> N
 def test_the_coordinators_own_handlers_get_the_signal_that_waited() -> None:
     new = (
         "import sys; from rollplex_coordinator.stop import Signals, StopRun; signals = Signals.install()\n"
-        "try:\n    signals.raise_stop()\nexcept StopRun as stop:\n    sys.exit(stop.exit_code)"
+        "stop = signals.stop_asked()\nsys.exit(stop.exit_code)"
     )
     old = (
         "import os, signal, sys; from rollplex.cli import signals, start; signals.end_quietly();"

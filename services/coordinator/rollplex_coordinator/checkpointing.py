@@ -1,6 +1,7 @@
 """Asks for checkpoints, journals them, and prunes old ones.
 
-Owns which folders stay. The trainer writes them; the gate is open and nothing else runs meanwhile.
+Owns which folders stay. The trainer writes them; the gate is open and nothing else runs meanwhile. A stop may interrupt
+it: a folder has its name only once it is whole.
 """
 
 from __future__ import annotations

@@ -49,7 +49,6 @@ class CoreControl:
         self._node = node
         self._work = work
         self._started_wall_s = time.time()
-        self._stop_now: str | None = None
         self._digests: dict[Future[DigestsView], dict[int, DigestView | None]] = {}
         node.link.on(DigestReply, self._on_digest)
 
@@ -73,7 +72,7 @@ class CoreControl:
             self._node.record.append(StopRequested(when=when, exit=exit, source=HTTP))
             if when is StopWhen.NOW:
                 self._work.stopping = StopWhen.NOW
-                self._stop_now = HTTP
+                self._node.link.stop(StopRun(source=HTTP, exit_code=0))
             else:
                 self._work.stop_after_iteration(end=exit)
             return self._status()
@@ -93,15 +92,6 @@ class CoreControl:
         return self._node.mailbox.call_later(
             self._ask_digests, "digest the weights", self._node.config.deadlines.unit_s
         )
-
-    def obey(self) -> None:
-        """Called by the core after each turn of its loop: a stop asked for now takes effect outside a handler.
-
-        Raises:
-            StopRun: it was asked for.
-        """
-        if self._stop_now is not None:
-            raise StopRun(source=self._stop_now, exit_code=0)
 
     # --- questions ------------------------------------------------------------------------------------------------
 

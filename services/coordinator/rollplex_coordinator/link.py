@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from rollplex.errors import ProtocolError, RollplexError, ServiceDied, StateError
@@ -60,6 +61,8 @@ class Link:
         self._next_cause = 1
         self._handlers: dict[type, Callable[[Peer, Any], None]] = {}
         self._ready: dict[str, Callable[[], None]] = {}
+        self._stop: StopRun | None = None
+        self._atomic = False
         self.after_turn: Callable[[], None] = lambda: None
         self.on_joined: Callable[[Peer], None] = lambda _: None
         self.on_gone: Callable[[Peer, str], None] = lambda _peer, _how: None
@@ -141,6 +144,21 @@ class Link:
                     self._peers.pop(event.peer.role, None)
         return list(self._peers.values())
 
+    # --- stops ----------------------------------------------------------------------------------------------------
+
+    def stop(self, request: StopRun | None) -> None:
+        """End the run at the next turn of the loop, or after the atomic section; the first request counts."""
+        self._stop = self._stop or request
+
+    @contextmanager
+    def atomic(self) -> Iterator[None]:
+        """A section that stops do not interrupt: from BEGIN to COMMIT. Deadlines and deaths still end it."""
+        self._atomic = True
+        try:
+            yield
+        finally:
+            self._atomic = False
+
     # --- instructions and answers ---------------------------------------------------------------------------------
 
     def on(self, kind: type[AnswerT], handler: Callable[[Peer, AnswerT], None]) -> None:
@@ -204,6 +222,8 @@ class Link:
                 self._handle(event)
             self.waits.check(self._clock())
             self.after_turn()
+            if self._stop is not None and not self._atomic:
+                raise self._stop
 
     def _handle(self, event: Joined | Arrived | Gone | Ready) -> None:
         match event:
@@ -227,7 +247,7 @@ class Link:
             case Failed():
                 raise WorkerFailed(peer, message.error)
             case Leaving():
-                raise StopRun(source=f"{message.reason} to {peer}", exit_code=0)
+                self.stop(StopRun(source=f"{message.reason} to {peer}", exit_code=0))
             case GroupFinished():
                 self.waits.touch(message.cause, self._clock())
                 self._dispatch(peer, message)

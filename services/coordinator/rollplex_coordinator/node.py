@@ -64,10 +64,10 @@ class Node:
         self.link.on_joined = self._joined
         self.link.on_gone = self._gone
         self.mailbox = Mailbox()
-        self.link.watch(signals.read_fd, "signals", signals.raise_stop)
+        self.link.watch(signals.read_fd, "signals", lambda: self.link.stop(signals.stop_asked()))
         self.link.watch(self.mailbox.fd, "mailbox", self.mailbox.serve)
         if options.die_with_parent:
-            self.link.watch(os.pidfd_open(os.getppid()), "parent", _parent_ended)
+            self.link.watch(os.pidfd_open(os.getppid()), "parent", self._parent_ended)
 
     def start(self, role: Role) -> None:
         """Start a child and expect it; or, for external workers, only expect it."""
@@ -116,6 +116,9 @@ class Node:
         self.holder.close_all()
         self.record.close()
 
+    def _parent_ended(self) -> None:
+        self.link.stop(StopRun(source="the end of the process that started it", exit_code=1))
+
     def _joined(self, peer: Peer) -> None:
         if self.supervisor.child(peer.role) is None:
             self.record.append(
@@ -145,7 +148,3 @@ def commands(config: Config) -> Mapping[Role, Sequence[str]]:
     services = config.services
     named = {Role.ROLLOUT: services.rollout, Role.PREFIX: services.prefix, Role.TRAINER: services.trainer}
     return {role: command for role, command in named.items() if command is not None}
-
-
-def _parent_ended() -> None:
-    raise StopRun(source="the end of the process that started it", exit_code=1)

@@ -86,7 +86,7 @@ class _Run:
         self._node = Node(claimed, run_id, config, options, signals)
         self._work = Work(wanted, serve=options.serve)
         self._control = CoreControl(self._node, self._work)
-        self._node.link.after_turn = self._after_turn
+        self._node.link.after_turn = self._node.record.tick
         run_dir = claimed.run_dir.path
         token = create_or_read(run_dir / "token")
         (run_dir / "config.yaml").write_text(dump(config), encoding="utf-8")
@@ -117,10 +117,6 @@ class _Run:
         self._server_stop()
         node.end("the run ended" if code == 0 else "the run was stopped or failed; the coordinator says why")
         return code
-
-    def _after_turn(self) -> None:
-        self._node.record.tick()
-        self._control.obey()
 
     # --- the run --------------------------------------------------------------------------------------------------
 

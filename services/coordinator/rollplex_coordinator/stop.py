@@ -1,6 +1,7 @@
 """How the end of a run is asked for: by a signal, by HTTP, by a worker that was told to leave.
 
-Owns the request, not the ending: `run` unwinds on `StopRun` wherever it stands.
+Owns the request, not the ending: `run` unwinds on `StopRun` wherever it stands, except between BEGIN and COMMIT, which
+are always finished (`Link.atomic`).
 """
 
 from __future__ import annotations
@@ -53,11 +54,12 @@ class Signals(Struct, kw_only=True):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
         return signals
 
-    def raise_stop(self) -> None:
-        """Turn a received signal into `StopRun`; does nothing if there was none."""
+    def stop_asked(self) -> StopRun | None:
+        """The stop that the first received signal asks for; None if there was none."""
         with suppress(BlockingIOError):
             os.read(self.read_fd, 64)
-        if self.received:
-            first = self.received[0]
-            code = EXIT_INTERRUPTED if first == signal.SIGINT else 0
-            raise StopRun(source=signal.Signals(first).name, exit_code=code)
+        if not self.received:
+            return None
+        first = self.received[0]
+        code = EXIT_INTERRUPTED if first == signal.SIGINT else 0
+        return StopRun(source=signal.Signals(first).name, exit_code=code)

@@ -46,7 +46,9 @@ class Update:
         self.metrics: dict[str, float] = {}
 
     def run(self) -> bool:
-        """Close the gate, update, open it again; pumps until readers may read. Returns whether the weights moved.
+        """Close the gate, update, open it again; pumps until readers may read, whoever asks for a stop meanwhile.
+
+        Returns whether the weights moved.
 
         Raises:
             UpdateError: too many votes failed in a row.
@@ -59,8 +61,9 @@ class Update:
         c.link.on(UpdateApplied, self._on_applied)
         c.link.on(UpdateSkipped, self._on_skipped)
         c.link.on(CachesDropped, self._on_caches_dropped)
-        self._do(c.gate.close())
-        c.link.pump(lambda: self._opened is not None)
+        with c.link.atomic():
+            self._do(c.gate.close())
+            c.link.pump(lambda: self._opened is not None)
         assert self._opened is not None, "pumped until it was"
         c.record.version = self._opened.version
         return self._opened.updated
