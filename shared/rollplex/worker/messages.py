@@ -57,6 +57,11 @@ class MessageThread(threading.Thread):
         self._out.append(self._channel.from_worker.encode(message))
         os.eventfd_write(self._wake, 1)
 
+    def reply(self, message: Any) -> None:
+        """`send` what the work has brought forth: progress."""
+        self.progress += 1
+        self.send(message)
+
     def stop(self) -> None:
         """Send what is queued, then end; the socket lingers for at most two seconds."""
         self._stopping = True

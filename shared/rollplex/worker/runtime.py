@@ -109,7 +109,7 @@ def _serve(messages: MessageThread, make: Callable[[], Service]) -> int:
                 log.info("told to leave: %s", message.reason)
                 return 0
             cause = message.cause
-            service.handle(message, messages.send)
+            service.handle(message, messages.reply)
             messages.progress += 1
     except CoordinatorGone as error:
         log.warning("%s", error)
