@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import assert_never
 
 import torch
+
 from rollplex.errors import StateError
 from rollplex.layout.kv import KvLayout
 from rollplex.layout.parameters import gradient_table, parameter_table, reference_table
@@ -21,7 +22,7 @@ from rollplex.memory.header import HeaderPage
 from rollplex.memory.tensors import kv_views, tensor, views
 from rollplex.model.batch import PromptBatch, prompt_batch
 from rollplex.model.build import build
-from rollplex.model.measure import GraphMeter
+from rollplex.model.measure import GraphMeter, ScratchMeter
 from rollplex.model.prefix import export_state, prefix_backward, prefix_forward
 from rollplex.model.responses import response_batch, split_values
 from rollplex.model.setup import prepare_torch
@@ -152,7 +153,7 @@ class PrefixService:
         rows = entry.rows(tuple(r.group for r in message.responses))
         tokens, lengths = response_batch(message.responses)
         assert ready.reference is not None, "a reference unit exists"
-        with torch.no_grad():
+        with torch.no_grad(), ScratchMeter() as scratch:
             out = suffix_forward(
                 ready.reference,
                 entry.state.select(rows),
@@ -170,7 +171,7 @@ class PrefixService:
             logprobs=split_values(out.logprobs, message.responses),
             start_s=start_s,
             end_s=time.monotonic(),
-            held=(),
+            held=(Held(lease=message.workspace.lease, size_bytes=scratch.peak_bytes),),
         )
 
     def _backward(self, message: PrefixBackward) -> PrefixBackwardDone:
