@@ -221,6 +221,7 @@ class World:
             rewards=tuple(np.array(g.rewards).astype("<f8").tobytes() for g in groups),
             batch_rewards=b"",
             workspace=LeaseRef(lease=7, kind=Kind.WORKSPACE, size_bytes=2**20),
+            scratch=LeaseRef(lease=8, kind=Kind.WORKSPACE, size_bytes=2**20),
         )
 
     def prefix_backward(self, ref: SegmentRef, state: PrefixState) -> None:

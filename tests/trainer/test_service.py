@@ -18,7 +18,7 @@ from rollplex.errors import ModelError, ProtocolError, StaleWeightsError, StateE
 from rollplex.layout.parameters import gradient_table
 from rollplex.memory.digest import digest
 from rollplex.memory.header import State
-from rollplex.memory.predict import suffix_saved_bytes
+from rollplex.memory.predict import logits_bytes, scored_rows, suffix_saved_bytes
 from rollplex.memory.tensors import hf_views, optimizer_views, padding, views
 from rollplex.protocol.common import DigestRequest
 from rollplex.protocol.trainer import ApplyUpdate, Loss, PrepareUpdate, Scale, SkipUpdate, UpdateVote
@@ -424,17 +424,20 @@ def test_held_memory_is_what_shapes_predict_and_names_the_lease(make_world: Make
     for unit, start, stop in ((0, 0, 1), (1, 1, 3)):
         part = groups[start:stop]
         message = world.train_message(ref, part, start=start, unit=unit, first=unit == 0, release=unit == 1)
-        (held,) = world.send(message).held
+        held, scratch = world.send(message).held
+        lengths = [len(tokens) for group in part for tokens in group.tokens]
         predicted = suffix_saved_bytes(
             world.shape,
             prompts=len(part),
             prefix_tokens=max(prompt.slot.tokens for prompt in world.prompts),
-            lengths=[len(tokens) for group in part for tokens in group.tokens],
+            lengths=lengths,
             entropy=True,
             dtype="float32",
         )
-        assert held.lease == 7
-        assert held.size_bytes == pytest.approx(predicted, rel=0.02)
+        assert (held.lease, scratch.lease) == (7, 8)
+        assert held.size_bytes == pytest.approx(predicted, rel=0.05)
+        rows = scored_rows(len(part), lengths)
+        assert scratch.size_bytes == pytest.approx(logits_bytes(world.shape, rows=rows, dtype="float32"), rel=0.05)
 
 
 def test_the_same_step_twice_gives_the_same_bits(make_world: MakeWorld, groups: list[Sampled]) -> None:

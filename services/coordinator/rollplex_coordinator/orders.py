@@ -161,6 +161,7 @@ class Orders:
                 rewards=tuple(self._g.rewards[g] for g in suffix.groups),
                 batch_rewards=batch,
                 workspace=graph.private,
+                scratch=scratch.private,
             ),
             f"train groups {span(suffix.groups)} (step {self._step})",
             self._c.unit_s,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import assert_never
 
+from rollplex.errors import RewardError, UpdateError
 from rollplex.protocol.common import CachesDropped, Committed, Drain, Drained, Role
 from rollplex.protocol.trainer import (
     ApplyUpdate,
@@ -33,7 +34,7 @@ from rollplex_coordinator.gate_steps import (
 from rollplex_coordinator.hub import Peer
 from rollplex_coordinator.phases import Phase
 
-READERS = (Role.PREFIX, Role.ROLLOUT)
+NO_REWARDS = "every group of the step was left out"
 
 
 class Update:
@@ -132,10 +133,24 @@ class Update:
         self.metrics = dict(message.metrics)
         if not message.finite:
             version = self._c.record.version
-            self._c.record.append(
-                events.UpdateSkipped(step=message.step, version=version, reason="a gradient or the loss is not finite")
-            )
-        self._do(self._c.gate.voted(finite=message.finite))
+            reason = NO_REWARDS if self._no_rewards else "a gradient or the loss is not finite"
+            self._c.record.append(events.UpdateSkipped(step=message.step, version=version, reason=reason))
+        try:
+            self._do(self._c.gate.voted(finite=message.finite))
+        except UpdateError as error:
+            if not self._no_rewards:
+                raise
+            raise RewardError(
+                f"{NO_REWARDS} again and again",
+                got=error.got,
+                needed="a group with rewards",
+                do="logs/reward.log and GroupSkipped in the journal say why each group was left out.",
+                where=error.where,
+            ) from error
+
+    @property
+    def _no_rewards(self) -> bool:
+        return self.metrics.get("groups_skipped") == self.metrics.get("groups")
 
     def _on_drained(self, peer: Peer, message: Drained) -> None:
         self._do(self._c.gate.reader_drained(peer.role, message.version))

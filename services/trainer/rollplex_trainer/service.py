@@ -24,7 +24,7 @@ from torch import autograd
 from rollplex.errors import StateError, UpdateError
 from rollplex.layout.kv import KvLayout
 from rollplex.memory.tensors import KvViews, kv_views
-from rollplex.model.measure import GraphMeter
+from rollplex.model.measure import GraphMeter, ScratchMeter
 from rollplex.model.prefix import PrefixState, leaf_state
 from rollplex.model.suffix import suffix_forward
 from rollplex.protocol.common import DigestReply, DigestRequest, Held, Leave, Loaded
@@ -98,7 +98,8 @@ class TrainerService:
         step = self._step_of(message.step, message.version)
         unit = read_unit(message, ready.algorithm, ready.shape.vocab)
         step.begin_unit(message.suffix_unit)
-        held_bytes = self._forward_backward(message, unit, step)
+        with ScratchMeter() as scratch:
+            held_bytes = self._forward_backward(message, unit, step)
         ready.header.require(message.version)
         if message.release:
             self._segments.detach(message.kv.segment)
@@ -108,7 +109,10 @@ class TrainerService:
             suffix_unit=message.suffix_unit,
             start_s=start_s,
             end_s=time.monotonic(),
-            held=(Held(lease=message.workspace.lease, size_bytes=held_bytes),),
+            held=(
+                Held(lease=message.workspace.lease, size_bytes=held_bytes),
+                Held(lease=message.scratch.lease, size_bytes=scratch.peak_bytes),
+            ),
         )
 
     def _forward_backward(self, message: TrainSuffix, unit: SuffixUnit, step: Step) -> int:

@@ -127,6 +127,9 @@ class TrainSuffix(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     batch_rewards: Blob
     """float64 of the whole step in order of group and sample; only when scale_rewards is batch, else empty."""
     workspace: LeaseRef
+    """What the suffix graph may hold between forward and backward."""
+    scratch: LeaseRef
+    """Temporary logits inside the forward and inside the backward."""
 
 
 # trainer -> coordinator
