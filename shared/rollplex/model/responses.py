@@ -23,29 +23,24 @@ def response_batch(responses: Sequence[Responses]) -> tuple[Tensor, Tensor]:
     Raises:
         ProtocolError: a group's bytes do not hold as many tokens as its lengths say, or a response is empty.
     """
-    lengths = [length for group in responses for length in group.lengths]
-    if not lengths or min(lengths) < 1:
-        raise ProtocolError("a response has no tokens", got=f"lengths {lengths[:16]}", needed="at least 1 each")
-    tokens = torch.zeros(len(lengths), max(lengths), dtype=torch.int64)
-    row = 0
-    for group in responses:
-        flat = _flat(group.tokens, torch.int32, sum(group.lengths), f"tokens of group {group.group}")
-        for part in torch.split(flat, list(group.lengths)):
-            tokens[row, : len(part)] = part
-            row += 1
-    return tokens, torch.tensor(lengths)
+    lengths = _lengths(responses)
+    if not len(lengths) or int(lengths.min()) < 1:
+        raise ProtocolError(
+            "a response has no tokens", got=f"lengths {lengths[:16].tolist()}", needed="at least 1 each"
+        )
+    flat = [_flat(g.tokens, torch.int32, sum(g.lengths), f"tokens of group {g.group}") for g in responses]
+    return _padded(torch.cat(flat).to(torch.int64), lengths), lengths
 
 
 def split_values(values: Tensor, responses: Sequence[Responses]) -> tuple[Logprobs, ...]:
     """Per-token numbers [rows, R] as messages, one per group: float64, padding left out."""
-    out = []
-    row = 0
-    wide = values.detach().to("cpu", torch.float64)
-    for group in responses:
-        parts = [wide[row + i, :length] for i, length in enumerate(group.lengths)]
-        row += len(parts)
-        out.append(Logprobs(group=group.group, values=torch.cat(parts).numpy().tobytes()))
-    return tuple(out)
+    lengths = _lengths(responses)
+    flat = values.detach().to("cpu", torch.float64)[_real(lengths, values.shape[1])]
+    per_group = torch.split(flat, [sum(group.lengths) for group in responses])
+    return tuple(
+        Logprobs(group=group.group, values=part.numpy().tobytes())
+        for group, part in zip(responses, per_group, strict=True)
+    )
 
 
 def join_values(logprobs: Sequence[Logprobs], responses: Sequence[Responses]) -> Tensor:
@@ -60,15 +55,29 @@ def join_values(logprobs: Sequence[Logprobs], responses: Sequence[Responses]) ->
             got=str([item.group for item in logprobs]),
             needed=str([group.group for group in responses]),
         )
-    lengths = [length for group in responses for length in group.lengths]
-    values = torch.zeros(len(lengths), max(lengths), dtype=torch.float64)
-    row = 0
-    for item, group in zip(logprobs, responses, strict=True):
-        flat = _flat(item.values, torch.float64, sum(group.lengths), f"log-probabilities of group {item.group}")
-        for part in torch.split(flat, list(group.lengths)):
-            values[row, : len(part)] = part
-            row += 1
-    return values
+    flat = [
+        _flat(item.values, torch.float64, sum(group.lengths), f"log-probabilities of group {item.group}")
+        for item, group in zip(logprobs, responses, strict=True)
+    ]
+    return _padded(torch.cat(flat), _lengths(responses))
+
+
+def _lengths(responses: Sequence[Responses]) -> Tensor:
+    """int64 [rows]: of all samples of all groups, in order."""
+    return torch.tensor([length for group in responses for length in group.lengths], dtype=torch.int64)
+
+
+def _real(lengths: Tensor, longest: int) -> Tensor:
+    """bool [rows, longest]: True where a row has a token."""
+    return torch.arange(longest) < lengths[:, None]
+
+
+def _padded(flat: Tensor, lengths: Tensor) -> Tensor:
+    """Rows one after the other as [rows, longest], 0 at padding."""
+    longest = int(lengths.max())
+    out = torch.zeros(len(lengths), longest, dtype=flat.dtype)
+    out[_real(lengths, longest)] = flat
+    return out
 
 
 def _flat(blob: bytes, dtype: torch.dtype, count: int, what: str) -> Tensor:
