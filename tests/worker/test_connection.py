@@ -20,6 +20,7 @@ from rollplex.errors import ProtocolError, SegmentError, WaitError
 from rollplex.memory.segment import backend
 from rollplex.protocol.claim import Claim
 from rollplex.protocol.common import Alive, Device, DigestReply, DigestRequest, Kind, Received, Role, SegmentRef
+from rollplex.protocol.handshake import encode_handshake, identity
 from rollplex.worker.connection import connect_stream, watch
 from rollplex.worker.messages import MessageThread
 from rollplex.worker.options import WorkerOptions
@@ -144,6 +145,22 @@ def test_a_stranger_on_the_message_socket_is_not_heard(hub: Hub, claimed: Claim)
     assert [event for _ in range(5) for event in hub.poll(0.05)] == []
     stranger.close()
     context.term()
+
+
+def test_a_worker_that_ends_before_its_hello_is_read_does_not_disturb_the_coordinator(hub: Hub, claimed: Claim) -> None:
+    run_dir, stream, hello, _ = while_polling(hub, lambda: connect_stream(options(claimed.run_dir.path)))
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    dealer = context.socket(zmq.DEALER)
+    dealer.setsockopt(zmq.IDENTITY, identity(hello.role, hello.device, hello.incarnation))
+    dealer.connect(run_dir.control_endpoint)
+    dealer.send(encode_handshake(hello))
+    assert hub._router.poll(int(DEADLINE_S * 1000))  # it has arrived, unread
+    dealer.close()
+    context.term()
+    stream.close()
+    time.sleep(0.1)  # the router's thread sees the end of the connection; nothing outside shows that
+    events = await_events(hub, lambda e: any(isinstance(x, Gone) for x in e))
+    assert not any(isinstance(x, Joined) for x in events)
 
 
 def test_malformed_frames_of_a_worker_are_dropped_and_at_last_cut_it_off(hub: Hub, claimed: Claim) -> None:

@@ -205,8 +205,12 @@ class Hub:
         refusal = hello if isinstance(hello, Refused) else self._check(hello, sender)
         if refusal is not None:
             raise refusal.error()
+        try:
+            self._router.send_multipart([sender, self._welcome])
+        except zmq.ZMQError as error:
+            log.debug("%s ended before it was welcome: %s", admitted, error)  # the end of its stream says so
+            return []
         self._joined[sender] = admitted
-        self._router.send_multipart([sender, self._welcome])
         return [Joined(peer=admitted)]
 
     def _count_bad_frame(self, sender: bytes, error: ProtocolError) -> None:
