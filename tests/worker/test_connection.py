@@ -17,10 +17,13 @@ import pytest
 import zmq
 
 from rollplex.errors import ProtocolError, SegmentError, WaitError
+from rollplex.memory.fds import send
 from rollplex.memory.segment import backend
 from rollplex.protocol.claim import Claim
+from rollplex.protocol.codec import TO_HOLDER
 from rollplex.protocol.common import Alive, Device, DigestReply, DigestRequest, Kind, Received, Role, SegmentRef
-from rollplex.protocol.handshake import encode_handshake, identity
+from rollplex.protocol.handshake import encode_handshake, identity, make_hello
+from rollplex.protocol.holder import Fetch
 from rollplex.worker.connection import connect_stream, watch
 from rollplex.worker.messages import MessageThread
 from rollplex.worker.options import WorkerOptions
@@ -161,6 +164,23 @@ def test_a_worker_that_ends_before_its_hello_is_read_does_not_disturb_the_coordi
     time.sleep(0.1)  # the router's thread sees the end of the connection; nothing outside shows that
     events = await_events(hub, lambda e: any(isinstance(x, Gone) for x in e))
     assert not any(isinstance(x, Joined) for x in events)
+
+
+def test_a_worker_that_ends_before_it_is_let_in_leaves_its_place_free(hub: Hub, claimed: Claim) -> None:
+    first = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    first.connect(str(claimed.run_dir.segments_socket))
+    send(first, encode_handshake(make_hello(Role.ROLLOUT, Device(), 1, claimed.secret)), (), DEADLINE_S)
+    first.close()
+    with joined(hub, claimed.run_dir.path) as (_, _stream, join):
+        assert join.peer.role is Role.ROLLOUT
+
+
+def test_a_worker_that_ends_before_it_has_its_descriptor_is_gone(hub: Hub, claimed: Claim, holder: Holder) -> None:
+    with joined(hub, claimed.run_dir.path) as (_, stream, join):
+        ref = holder.create(Kind.INPUTS, 4096, lease=1)
+        send(stream, TO_HOLDER.encode(Fetch(segment=ref.segment)), (), DEADLINE_S)
+        stream.close()
+        assert Gone(peer=join.peer) in await_events(hub, lambda e: any(isinstance(x, Gone) for x in e))
 
 
 def test_malformed_frames_of_a_worker_are_dropped_and_at_last_cut_it_off(hub: Hub, claimed: Claim) -> None:

@@ -235,24 +235,28 @@ class Hub:
         try:
             payload, fds = recv(stream, STREAM_DEADLINE_S, MAX_HOLDER_FRAME_BYTES, 0)
         except (EOFError, OSError, RollplexError) as error:
-            self._drop_stream(fd)
-            if peer is None:
-                return []
-            log.debug("stream of %s ended: %s", peer, str(error) or "end of file")
-            self._admitted.pop(peer.identity, None)
-            self._joined.pop(peer.identity, None)
-            return [Gone(peer=peer)]
+            log.debug("stream of %s ended: %s", peer or "a stranger", str(error) or "end of file")
+            return self._end_stream(fd, peer)
         assert not fds, "recv was told to refuse descriptors"
         try:
             if peer is None:
                 self._shake_hands(fd, stream, payload)
             else:
                 self._answer_fetch(stream, payload)
+        except EOFError:
+            return self._end_stream(fd, peer)  # it ended before it had its answer
         except RollplexError as error:
             log.warning("closing a stream of %s: %s", peer or "a stranger", error)
-            self._drop_stream(fd)
-            return [Gone(peer=peer)] if peer is not None else []
+            return self._end_stream(fd, peer)
         return []
+
+    def _end_stream(self, fd: int, peer: Peer | None) -> list[Event]:
+        self._drop_stream(fd)
+        if peer is None:
+            return []
+        self._admitted.pop(peer.identity, None)
+        self._joined.pop(peer.identity, None)
+        return [Gone(peer=peer)]
 
     def _shake_hands(self, fd: int, stream: socket.socket, payload: bytes) -> None:
         hello = decode_hello(payload)
@@ -264,9 +268,9 @@ class Hub:
             self._drop_stream(fd)
             return
         peer = Peer(role=hello.role, device=hello.device, incarnation=hello.incarnation, pid=hello.pid)
+        send(stream, self._welcome, (), STREAM_DEADLINE_S)
         self._streams[fd] = (stream, peer)
         self._admitted[peer.identity] = peer
-        send(stream, self._welcome, (), STREAM_DEADLINE_S)
 
     def _refuse_double(self, hello: Hello) -> Refused | None:
         twin = self._admitted.get(identity(hello.role, hello.device, hello.incarnation))
