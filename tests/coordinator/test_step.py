@@ -100,6 +100,7 @@ def check_prefixes(core: Core, plan: StepPlan, inputs: StepInputs, done: Gathere
         assert m.responses == tuple(done.responses[g] for g in unit.groups)
         assert (m.step, m.unit) == (STEP, unit.prefix)
         assert m.release == (m.suffix_unit == plan.prefix[unit.prefix].suffix[-1])
+        assert m.workspace.size_bytes == core.sizes.score_workspace(m.responses, m.suffix_unit).size_bytes
     backwards = core.sent(PrefixBackward)
     assert [m.unit for m in backwards] == [unit.index for unit in plan.prefix]
     assert all((m.step, m.version) == (STEP, 0) for m in backwards)

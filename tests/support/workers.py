@@ -270,6 +270,10 @@ def named(message: Any, kind: type) -> Iterator[Any]:
             yield from named(item, kind)
 
 
+class Stuck(Exception):  # noqa: N818 - it names what happened
+    """The coordinator would wait until a deadline."""
+
+
 class FakeHub:
     """In place of `Hub`. One worker per role, first in first out each; which of them answers next is drawn.
 
@@ -288,6 +292,7 @@ class FakeHub:
         self.peers = {role: Peer(role=role, device=Device(), incarnation=1, pid=1) for role in Role}
         self._queues: dict[Role, deque[tuple[Any, Any]]] = {role: deque() for role in Role}
         self._first: list[Event] = [Joined(peer=peer) for peer in self.peers.values()]
+        self._silent: set[tuple[Role, type]] = set()
         self.arrived = 0
         """Answers so far."""
 
@@ -296,12 +301,20 @@ class FakeHub:
         message = codec.decode(codec.encode(message))
         self._check(message)
         self._story.append(("send", peer.role, message))
+        if (peer.role, type(message)) in self._silent:
+            return
         self._queues[peer.role].extend((message, answer) for answer in self.workers.answers[type(message)](message))
 
     def poll(self, timeout_s: float) -> list[Event]:
-        """One event. Nothing left to happen is the end of the test: the coordinator would wait for ever."""
+        """One event.
+
+        Raises:
+            Stuck: nothing is left to happen.
+        """
         if self._first:
             return [self._first.pop(0)]
+        if self.idle:
+            raise Stuck("nothing is left to happen")
         role = self._rng.choice([role for role, queue in self._queues.items() if queue])
         message, answer = self._queues[role].popleft()
         codec = CHANNELS[role].from_worker
@@ -313,6 +326,10 @@ class FakeHub:
     def idle(self) -> bool:
         """Nothing is left to arrive."""
         return not any(self._queues.values())
+
+    def silence(self, role: Role, instruction: type) -> None:
+        """This worker never answers instructions of this type."""
+        self._silent.add((role, instruction))
 
     def disconnect(self, peer: Peer) -> None:
         """What it has not answered, it never will."""
