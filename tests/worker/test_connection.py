@@ -25,7 +25,7 @@ from rollplex.protocol.common import Alive, Device, DigestReply, DigestRequest, 
 from rollplex.protocol.handshake import encode_handshake, identity, make_hello
 from rollplex.protocol.holder import Fetch
 from rollplex.worker.connection import connect_stream, watch
-from rollplex.worker.messages import MessageThread
+from rollplex.worker.messages import CoordinatorGone, MessageThread
 from rollplex.worker.options import WorkerOptions
 from rollplex.worker.segments import Segments
 from rollplex_coordinator.holder import Holder
@@ -223,3 +223,11 @@ def test_a_segment_that_does_not_exist_or_is_another_is_refused(hub: Hub, claime
             with pytest.raises(SegmentError, match="cannot attach a segment"):
                 while_polling(hub, partial(segments.attach, wrong))
         assert segments.attached == {}
+
+
+def test_a_worker_that_asks_for_a_segment_hears_that_the_coordinator_has_ended(hub: Hub, claimed: Claim) -> None:
+    with joined(hub, claimed.run_dir.path) as (_, stream, join):
+        segments = Segments(stream, backend("host"), "test-run")
+        hub.disconnect(join.peer)
+        with pytest.raises(CoordinatorGone):
+            segments.attach(SegmentRef(segment=1, kind=Kind.INPUTS, size_bytes=4096))

@@ -15,6 +15,7 @@ from rollplex.memory.segment import Backend, Mapping
 from rollplex.protocol.codec import FROM_HOLDER, MAX_HOLDER_FRAME_BYTES, TO_HOLDER
 from rollplex.protocol.common import SegmentRef
 from rollplex.protocol.holder import Descriptor, Fetch, NoSuchSegment
+from rollplex.worker.messages import CoordinatorGone
 
 FETCH_DEADLINE_S = 10.0
 
@@ -34,6 +35,7 @@ class Segments:
 
         Raises:
             SegmentError: the holder has no such segment, it is not what `ref` says, or it cannot be mapped.
+            CoordinatorGone: its stream has ended.
         """
         if ref.segment in self._mapped:
             return self._mapped[ref.segment][1]
@@ -64,8 +66,11 @@ class Segments:
         return {segment: mapping.size_bytes for segment, (_, mapping) in self._mapped.items()}
 
     def _fetch(self, ref: SegmentRef) -> int:
-        send(self._stream, TO_HOLDER.encode(Fetch(segment=ref.segment)), (), FETCH_DEADLINE_S)
-        payload, fds = recv(self._stream, FETCH_DEADLINE_S, MAX_HOLDER_FRAME_BYTES, 1)
+        try:
+            send(self._stream, TO_HOLDER.encode(Fetch(segment=ref.segment)), (), FETCH_DEADLINE_S)
+            payload, fds = recv(self._stream, FETCH_DEADLINE_S, MAX_HOLDER_FRAME_BYTES, 1)
+        except EOFError as error:
+            raise CoordinatorGone("the coordinator ended", do="Start the run again.") from error
         try:
             match answer := FROM_HOLDER.decode(payload):
                 case Descriptor() if len(fds) == 1 and (answer.kind, answer.size_bytes) == (ref.kind, ref.size_bytes):
