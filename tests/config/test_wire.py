@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from rollplex.config import Config, wire
+from rollplex.config import Config, dump, wire
 from rollplex.protocol.common import ModelSpec
 from rollplex.protocol.inputs import DataSource
 from rollplex.protocol.reward import RewardFunction
@@ -95,6 +95,23 @@ def test_the_trainer_gets_algorithm_and_optimizer(make: Make) -> None:
         total_steps=7,
         final_lr_ratio=0.1,
     )
+
+
+@pytest.mark.parametrize(
+    ("loss", "scale"),
+    [("grpo", "group"), ("dapo", "group"), ("gspo", "group"), ("dr_grpo", "none"), ("rloo", "none"), (None, "group")],
+)
+def test_what_advantages_are_divided_by_follows_from_the_loss_unless_it_is_given(
+    make: Make, loss: str | None, scale: str
+) -> None:
+    given = {} if loss is None else {"loss": loss}
+    config = make(algorithm=given)
+    assert wire.algorithm(config).scale_rewards == config.algorithm.scale_rewards == scale
+    assert f"scale_rewards: {scale}\n" in dump(config)
+    for explicit in Scale:
+        other = make(algorithm={**given, "scale_rewards": explicit})
+        assert wire.algorithm(other).scale_rewards is other.algorithm.scale_rewards is explicit
+        assert f"scale_rewards: {explicit}\n" in dump(other)
 
 
 def test_the_training_data_come_first_among_the_sources(make: Make) -> None:

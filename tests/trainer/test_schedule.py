@@ -45,6 +45,12 @@ def test_linear_falls_in_equal_steps_to_the_final_rate_and_stays() -> None:
     assert got == pytest.approx([0.8, 0.8 * (1 - 0.95 / 4), 0.8 * (1 - 0.95 / 2), 0.04, 0.04], rel=1e-14)
 
 
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_the_last_update_is_still_above_the_final_rate_so_none_has_a_rate_of_0(schedule: str) -> None:
+    assert rates(schedule, [24], final_lr_ratio=0) == [0.0]
+    assert all(rate > 0 for rate in rates(schedule, list(range(24)), final_lr_ratio=0))
+
+
 def test_cosine_is_half_way_in_the_middle_and_ends_at_the_final_rate() -> None:
     got = rates("cosine", [4, 9, 14, 24, 1000])
     quarter = 0.05 + 0.95 * (1 + math.cos(math.pi / 4)) / 2

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, ValidationInfo
+from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
 from rollplex.config.base import FilePath, Section, Size, TokenText
 from rollplex.protocol.trainer import Loss, Scale
@@ -111,23 +111,38 @@ class RewardsSection(Section):
     """What a function that raises, hangs or returns nonsense does: end the run, or leave out the group, counted."""
 
 
+_UNSCALED = (Loss.DR_GRPO, Loss.RLOO)
+
+
 class AlgorithmSection(Section):
     """Advantages and loss."""
 
     loss: Loss = Loss.GRPO
     """grpo, dr_grpo, dapo (token mean), rloo or gspo."""
     scale_rewards: Scale = Scale.GROUP
-    """What advantages are divided by: the standard deviation of the group, of the batch, or nothing."""
+    """What advantages are divided by: the standard deviation of the group, of the batch, or nothing. Absent: as the
+    paper of the loss has it, which is none for dr_grpo (arXiv 2503.20783) and rloo (arXiv 2402.14740), group for grpo,
+    dapo and gspo."""
     clip_low: Annotated[float, Field(ge=0.0, le=1.0)] = 0.2
     """The probability ratio is clipped below 1 - clip_low."""
     clip_high: Annotated[float, Field(ge=0.0)] = 0.2
     """The probability ratio is clipped above 1 + clip_high."""
     kl: Literal["k1", "k2", "k3"] = "k3"
-    """Estimator of the divergence from the reference model (Schulman, "Approximating KL divergence")."""
+    """Estimator of the divergence from the reference model (Schulman, "Approximating KL divergence"). It is a term of
+    the loss, and there the gradient of k1 has expectation 0 on policy: with k1 the divergence is measured, but nothing
+    pulls towards the reference."""
     beta: Annotated[float, Field(ge=0.0)] = 0.04
     """Factor of the divergence in the loss. 0: no reference model is kept or run."""
     entropy_bonus: float = 0.0
-    """Factor of the mean token entropy, taken off the loss."""
+    """Factor of the token entropy, taken off the loss; aggregated over tokens as the loss's policy term is."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _scale_of_the_loss(cls, given: object) -> object:
+        """Fills in what `scale_rewards` is if it is absent, so that a dump says it."""
+        if isinstance(given, dict) and "scale_rewards" not in given and given.get("loss") in _UNSCALED:
+            return {**given, "scale_rewards": Scale.NONE}
+        return given
 
 
 class OptimizerSection(Section):
@@ -136,7 +151,7 @@ class OptimizerSection(Section):
     name: Literal["adamw", "sgd"] = "adamw"
     """adamw or sgd."""
     lr: Annotated[float, Field(gt=0.0)] = 1e-6
-    """Learning rate after warm-up."""
+    """Learning rate at the end of warm-up."""
     betas: tuple[Annotated[float, Field(ge=0.0, lt=1.0)], Annotated[float, Field(ge=0.0, lt=1.0)]] = (0.9, 0.999)
     """AdamW's decay of the first and second moment."""
     eps: Annotated[float, Field(gt=0.0)] = 1e-8
@@ -148,11 +163,15 @@ class OptimizerSection(Section):
     max_grad_norm: Annotated[float, Field(ge=0.0)] = 1.0
     """The gradient is scaled down to this norm. 0: off."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Learning rate from the end of warm-up to the last iteration."""
+    """Learning rate from the end of warm-up on. With p = (k - warmup_steps) / (run.iterations - warmup_steps) at update
+    k, counted from 0, and f = final_lr_ratio, `lr` is multiplied by 1, by 1 - (1 - f) p, or by
+    f + (1 - f) (1 + cos(pi p)) / 2."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
-    """Steps over which the learning rate rises linearly from 0."""
+    """Updates over which the learning rate rises linearly: update k, counted from 0, has (k + 1) / warmup_steps of
+    `lr`. So the first has a rate above 0, and the last of them, like the update after it, the full one."""
     final_lr_ratio: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
-    """Learning rate at the last iteration, as a part of `lr` (linear and cosine)."""
+    """Part of `lr` at which linear and cosine end, where p = 1: one update after the run's last, which is a step above
+    it. So no update has a rate of 0."""
 
 
 class BatchingSection(Section):
