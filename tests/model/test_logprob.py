@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rollplex.model.logprob import log_probabilities, token_logprobs
+from support.operations import Operations
 
 NEVER = (2, 5, 40)
 VOCAB = 11
@@ -77,6 +78,41 @@ def test_numerical_differences_agree_with_the_backward() -> None:
         return token_logprobs(hidden, weight, rows, tokens, temperature=0.9, never_sampled=NEVER, entropy=True)
 
     assert torch.autograd.gradcheck(function, (hidden, weight))
+
+
+def test_an_entropy_that_is_in_no_loss_costs_the_backward_nothing() -> None:
+    ran, gradients = [], []
+    for entropy in (False, True):
+        hidden, weight, rows, tokens = problem(torch.float64)
+        picked, _ = token_logprobs(
+            hidden,
+            weight,
+            rows,
+            tokens,
+            temperature=0.7,
+            never_sampled=NEVER,
+            entropy=entropy,
+            chunk_bytes=2 * 8 * VOCAB,
+        )
+        with Operations() as operations:
+            gradients.append(torch.autograd.grad(picked.sum(), [hidden, weight]))
+        ran.append([operation.name for operation in operations.seen])
+    assert sum("addmm" in name for name in ran[0]) == 3, "the backward was watched: three chunks"
+    assert ran[0] == ran[1]
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+def test_a_loss_of_entropies_alone_has_the_gradient_of_the_definition() -> None:
+    hidden, weight, rows, tokens = problem(torch.float64)
+    options: Any = {"temperature": 0.7, "never_sampled": NEVER}
+    plain = log_probabilities(hidden @ weight.t(), **options)
+    entropy = -(plain.exp() * torch.where(plain.isinf(), 0.0, plain)).sum()
+    expected = torch.autograd.grad(entropy, [hidden, weight])
+    _, entropies = token_logprobs(hidden, weight, rows, tokens, **options, entropy=True)
+    assert entropies is not None
+    got = torch.autograd.grad(entropies.sum(), [hidden, weight])
+    for ours, theirs in zip(got, expected, strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-12)
 
 
 def test_without_entropy_there_is_none_and_frozen_inputs_get_no_gradient() -> None:

@@ -66,7 +66,8 @@ def token_logprobs(
     """Log-probabilities of given tokens from hidden states, without keeping logits for the backward.
 
     The backward makes the logits again, chunk by chunk:
-    d logits = (d logprob (onehot - p) - d entropy p (log p + H)) / T.
+    d logits = (d logprob (onehot - p) - d entropy p (log p + H)) / T,
+    without the second term where the entropy is in no loss.
 
     Args:
         hidden: [N, H] after the final norm.
@@ -124,23 +125,28 @@ class _TokenLogprobs(torch.autograd.Function):
             else:
                 note_scratch(logits, logits)  # logsumexp makes the exponentials inside
         ctx.save_for_backward(hidden, weight, rows, tokens, forbidden, norm, entropies)
-        ctx.temperature, ctx.entropy, ctx.chunk = temperature, entropy, chunk
+        ctx.temperature, ctx.chunk = temperature, chunk
+        ctx.set_materialize_grads(False)
         return picked - norm[rows], entropies
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         d_logprobs, d_entropies = grads
+        if d_logprobs is None and d_entropies is None:
+            return (None,) * 8
         hidden, weight, rows, tokens, forbidden, norm, entropies = ctx.saved_tensors
         count = hidden.shape[0]
         d_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         d_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
+        if d_logprobs is None:
+            d_logprobs = norm.new_zeros(rows.shape[0])
         per_row = norm.new_zeros(count).index_add_(0, rows, d_logprobs).neg_()[:, None]
         for start in range(0, count, ctx.chunk):
             part = slice(start, start + ctx.chunk)
             factor = _scaled(hidden[part] @ weight.t(), ctx.temperature, forbidden).sub_(norm[part, None])
             d_logits = factor.exp()
             note_scratch(factor, d_logits)
-            if ctx.entropy:
+            if d_entropies is not None:
                 factor.add_(entropies[part, None]).mul_(d_entropies[part, None].neg()).add_(per_row[part])
                 d_logits.mul_(factor)
             else:
