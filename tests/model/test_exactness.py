@@ -7,7 +7,7 @@ by itself and without padding. Metric: max|a-b| / max(max|b|, 1e-3 * the model's
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import pytest
@@ -112,20 +112,35 @@ def check(kit: Any, ours: Result, full: Result, bound: float) -> None:
     assert gradient_distance(kit, ours, full) < bound
 
 
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """A model. tiny: 2 query heads on 1 K/V head. gpu: 4 on 2. deep: 3 on 3."""
+
+    name: str
+    tied: bool = False
+    frozen: bool = False
+
+    def __str__(self) -> str:
+        marks = [self.name, *(["tied"] if self.tied else []), *(["frozen"] if self.frozen else [])]
+        return "-".join(marks)
+
+
+TINY = [Variant(name="tiny", tied=tied, frozen=frozen) for tied in (False, True) for frozen in (False, True)]
+
+
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("frozen", [False, True], ids=["vision trained", "vision frozen"])
-@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize("variant", [*TINY, Variant(name="gpu"), Variant(name="deep", tied=True, frozen=True)], ids=str)
 def test_shared_and_replicated_split_equal_the_unsplit_model_in_float64(
-    kit: Any, exact: None, case: str, frozen: bool, tied: bool
+    kit: Any, exact: None, case: str, variant: Variant
 ) -> None:
     given = problem(kit, case, "float64")
-    full = unsplit(kit, kit.stock("tiny", tied=tied, frozen=frozen, dtype="float64"), given)
-    store = kit.shared_store("tiny", tied=tied, frozen=frozen, dtype="float64")
+    full = unsplit(kit, kit.stock(**asdict(variant), dtype="float64"), given)
+    store = kit.shared_store(**asdict(variant), dtype="float64")
     shared, replicated = split(kit, store, given), split(kit, store, given, copies=SAMPLES)
     check(kit, shared, full, 1e-12)
     check(kit, replicated, full, 1e-12)
     assert gradient_distance(kit, shared, replicated) < 1e-12
-    assert any("visual" in name for name in shared.grads) is not frozen
+    assert any("visual" in name for name in shared.grads) is not variant.frozen
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -134,6 +149,19 @@ def test_split_equals_the_unsplit_model_in_float32(kit: Any, name: str, case: st
     given = problem(kit, case, "float32")
     full = unsplit(kit, kit.stock(name), given)
     check(kit, split(kit, kit.shared_store(name), given), full, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("variant", "copies"),
+    [(Variant(name="gpu"), SAMPLES), (Variant(name="gpu", tied=True), 1), (Variant(name="gpu", frozen=True), 1)],
+    ids=["replicated", "tied", "vision frozen"],
+)
+def test_each_variant_equals_the_unsplit_model_in_float32(kit: Any, variant: Variant, copies: int) -> None:
+    given = problem(kit, "mixed", "float32")
+    full = unsplit(kit, kit.stock(**asdict(variant)), given)
+    ours = split(kit, kit.shared_store(**asdict(variant)), given, copies=copies)
+    check(kit, ours, full, 1e-5)
+    assert any("visual" in name for name in ours.grads) is not variant.frozen
 
 
 def other_prompts_positions(state: PrefixState) -> PrefixState:
