@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Makes the wheels that the images install: into deploy/wheels, with this machine's pip and pip's own configuration
-# (indexes, find-links, certificates, proxies). With wheels there, an image build needs no network.
+# (indexes, find-links, certificates, proxies). With wheels there, building an image needs no network.
 #
-#   deploy/build-wheels.sh              PYTHON=... chooses the interpreter; it must be the images' version, 3.11
+#   deploy/build-wheels.sh [--if-needed]     --if-needed: only if those that are there were made for other versions
 #
-# Whatever was in deploy/wheels is replaced, all or nothing.
+# PYTHON=... chooses the interpreter, which must be of the images' version, 3.11. What was in deploy/wheels is replaced,
+# all or nothing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 if [ -z "${PYTHON:-}" ]; then
@@ -14,14 +15,19 @@ fi
 "$PYTHON" - <<'CHECK'
 import sys
 if sys.version_info[:2] != (3, 11):
-    sys.exit(f"error: wheels for the images need Python 3.11, got {sys.version.split()[0]}; PYTHON=python3.11 {sys.argv[0]}")
+    sys.exit(f"error: the images have Python 3.11, got {sys.version.split()[0]}; set PYTHON to an interpreter of 3.11")
 CHECK
 
-new=$(mktemp -d deploy/wheels/.new.XXXXXX)
+wheels=deploy/wheels
+made_for=$( (cat constraints/host.txt && "$PYTHON" deploy/libraries.py --build) | sha256sum)
+if [ "${1:-}" = --if-needed ] && [ "$(cat $wheels/.made-for 2>/dev/null)" = "$made_for" ]; then exit 0; fi
+
+new=$(mktemp -d $wheels/.new.XXXXXX)
 trap 'rm -rf "$new"' EXIT
 "$PYTHON" deploy/libraries.py --build >"$new/libraries.txt"
 "$PYTHON" -m pip wheel --quiet --prefer-binary --wheel-dir "$new" \
   --constraint constraints/host.txt --requirement "$new/libraries.txt"
-rm -f deploy/wheels/*.whl
-mv "$new"/*.whl deploy/wheels/
-echo "$(find deploy/wheels -name '*.whl' | wc -l) wheels, $(du -sh deploy/wheels | cut -f1), in deploy/wheels"
+rm -f $wheels/.made-for $wheels/*.whl
+mv "$new"/*.whl $wheels/
+echo "$made_for" >$wheels/.made-for
+echo "$(find $wheels -name '*.whl' | wc -l) wheels, $(du -sh $wheels | cut -f1), in $wheels"
