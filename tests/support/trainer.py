@@ -29,7 +29,18 @@ from rollplex.protocol.common import (
     Responses,
     SegmentRef,
 )
-from rollplex.protocol.trainer import Algorithm, LoadTrainer, Loss, Optimizer, Scale, TrainSuffix
+from rollplex.protocol.trainer import (
+    Algorithm,
+    ApplyUpdate,
+    LoadTrainer,
+    Loss,
+    Optimizer,
+    PrepareUpdate,
+    Scale,
+    TrainSuffix,
+    UpdateApplied,
+    UpdateVote,
+)
 from rollplex_trainer.service import TrainerService
 from support.segments import HostSegments
 from support.tiny import NEVER_SAMPLED, PICTURE, PICTURES, WORDS, Prompt
@@ -232,3 +243,38 @@ class World:
     def clear_prefix_arena(self) -> None:
         for gradient in self.prefix_gradients.values():
             gradient.zero_()
+
+
+def train_all(
+    world: World, groups: list[Sampled], split: tuple[int, ...] = (3,), copies: int = 1, version: int = 0
+) -> Any:
+    """A whole step's suffix units (groups per unit: `split`) and prefix backward. Returns the last answer."""
+    ref, state = world.prefix(copies)
+    start, answer = 0, None
+    for unit, size in enumerate(split):
+        answer = world.send(
+            world.train_message(
+                ref,
+                groups[start : start + size],
+                start=start,
+                unit=unit,
+                copies=copies,
+                first=unit == 0,
+                release=unit == len(split) - 1,
+                version=version,
+            )
+        )
+        start += size
+    world.clear_prefix_arena()
+    world.prefix_backward(ref, state)
+    return answer
+
+
+def prepare(world: World, version: int = 0) -> UpdateVote:
+    answer: UpdateVote = world.send(PrepareUpdate(cause=90, step=version, version=version))
+    return answer
+
+
+def apply(world: World, version: int = 0) -> UpdateApplied:
+    answer: UpdateApplied = world.send(ApplyUpdate(cause=91, step=version, version=version))
+    return answer

@@ -6,7 +6,6 @@ import gc
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import msgspec
 import pytest
@@ -21,46 +20,12 @@ from rollplex.memory.header import State
 from rollplex.memory.predict import logits_bytes, scored_rows, suffix_saved_bytes
 from rollplex.memory.tensors import hf_views, optimizer_views, padding, views
 from rollplex.protocol.common import DigestRequest
-from rollplex.protocol.trainer import ApplyUpdate, Loss, PrepareUpdate, Scale, SkipUpdate, UpdateVote
+from rollplex.protocol.trainer import Loss, PrepareUpdate, Scale, SkipUpdate
 from rollplex_trainer.service import TrainerService
 from support.tiny import Prompt
-from support.trainer import Sampled, World
+from support.trainer import Sampled, World, apply, prepare, train_all
 
 MakeWorld = Callable[..., World]
-
-
-def train_all(
-    world: World, groups: list[Sampled], split: tuple[int, ...] = (3,), copies: int = 1, version: int = 0
-) -> Any:
-    """A whole step's suffix units (groups per unit: `split`) and prefix backward. Returns the last answer."""
-    ref, state = world.prefix(copies)
-    start, answer = 0, None
-    for unit, size in enumerate(split):
-        answer = world.send(
-            world.train_message(
-                ref,
-                groups[start : start + size],
-                start=start,
-                unit=unit,
-                copies=copies,
-                first=unit == 0,
-                release=unit == len(split) - 1,
-                version=version,
-            )
-        )
-        start += size
-    world.clear_prefix_arena()
-    world.prefix_backward(ref, state)
-    return answer
-
-
-def prepare(world: World, version: int = 0) -> UpdateVote:
-    answer: UpdateVote = world.send(PrepareUpdate(cause=90, step=version, version=version))
-    return answer
-
-
-def apply(world: World, version: int = 0) -> Any:
-    return world.send(ApplyUpdate(cause=91, step=version, version=version))
 
 
 def by_hf_name(world: World, stored: dict[str, Tensor]) -> dict[str, Tensor]:
