@@ -17,6 +17,8 @@ from rollplex.demo.recipe import make_config
 from rollplex.presets import TINY, write_preset
 from support.nodes import Node, Project, Start, run_processes
 
+SUPPORT = Path(__file__).parents[1] / "support"
+
 # Long-tailed lengths: the first group of each decode unit is short, the last one long.
 SMALL = {
     "data.prompts_per_iteration": 4,
@@ -28,6 +30,7 @@ SMALL = {
     "batching.prefix_prompts": 1,
     "batching.suffix_prompts": 1,
     "algorithm.beta": 0.05,
+    "rewards.functions": [{"function": f"{SUPPORT / 'token_rewards.py'}:by_bytes"}],
     "checkpoint.every": 0,
     "deadlines.leave_s": 3.0,
     "memory.overhead": 0,

@@ -120,6 +120,8 @@ def test_segments_are_within_their_leases_whenever_one_looks_and_equal_them_at_r
                 assert sum(lease["size_bytes"] for lease in view["leases"]) <= view["devices"][0]["budget_bytes"]
         api.post("/stop", json={"when": "after_iteration", "exit": False}).raise_for_status()
         node.until(lambda: api.get("/status").json()["phase"] == "IDLE", "idleness")
+        leased = [lease["size_bytes"] for lease in api.get("/ledger").json()["leases"] if lease["segment"] is not None]
+        assert sorted(memfd_bytes(pid).values()) == sorted(leased)
         node.process.terminate()
     assert node.wait().code == 0
 

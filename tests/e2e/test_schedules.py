@@ -42,6 +42,12 @@ def timeless(run: Finished) -> list[str]:
     return [json.dumps({k: v for k, v in row.items() if not k.startswith("time/")}) for row in run.metrics]
 
 
+def test_the_rewards_of_these_runs_have_spread(runs: dict[str, Finished]) -> None:
+    for row in runs["serial"].metrics:
+        assert row["reward_std"] > 0.1
+        assert row["frac_reward_zero_std"] == 0.0
+
+
 @pytest.mark.timeout(300)
 def test_schedules_leave_bitwise_equal_weights_and_optimizer_state(runs: dict[str, Finished]) -> None:
     serial = runs["serial"].checkpoint()

@@ -62,6 +62,8 @@ def _standing(config: Config, sizes: Sizes, inputs_bytes: int) -> list[tuple[Kin
         (Kind.INPUTS, Role.INPUT, "this step", inputs_bytes),
         (Kind.INPUTS, Role.INPUT, "next step", inputs_bytes),
     ]
+    if config.eval:
+        standing.append((Kind.INPUTS, Role.INPUT, "evaluation", inputs_bytes))
     if config.needs_reference:
         standing.append((Kind.REFERENCE_WEIGHTS, Role.TRAINER, "trainable parts", sizes.reference_bytes))
     return standing

@@ -1,7 +1,7 @@
 """Asks for checkpoints, journals them, and prunes old ones.
 
-Owns which folders stay. The trainer writes them; the gate is open and nothing else runs meanwhile. A stop may interrupt
-it: a folder has its name only once it is whole.
+Owns which folders stay. The trainer writes them; the gate is open and nothing else runs meanwhile. A stop waits for
+it for a few seconds, then interrupts it: a folder has its name only once it is whole.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class Checkpoints:
     def __init__(self, context: Context) -> None:
         self._c = context
         self._folders: list[str] = []
-        self.newest_version: int | None = None
+        self.newest: tuple[int, int] | None = None
+        """Step and version of the newest one."""
 
     def save(self) -> None:
         """Write one of the present version; pumps until its folder is in place and journalled.
@@ -36,13 +37,14 @@ class Checkpoints:
         """
         c = self._c
         step, version = c.gate.step, c.record.version
-        if self.newest_version == version:
-            log.info("version %d is checkpointed already", version)
+        if self.newest == (step, version):
+            log.debug("step %d is checkpointed already", step)
             return
         folder = c.run_dir / "checkpoints" / f"step_{step}"
         folder.parent.mkdir(exist_ok=True)
         c.record.enter(Phase.CHECKPOINT)
         c.memory.enter(Phase.CHECKPOINT)
+        c.link.begin_atomic()
         saved = c.link.call(
             Role.TRAINER,
             lambda cause: SaveCheckpoint(
@@ -55,7 +57,8 @@ class Checkpoints:
         c.record.append_durable(
             events.CheckpointSaved(step=step, version=version, folder=saved.folder, size_bytes=saved.size_bytes)
         )
-        self.newest_version = version
+        c.link.end_atomic()
+        self.newest = (step, version)
         self._folders.append(saved.folder)
         self._prune()
         c.record.enter(Phase.IDLE)
@@ -65,7 +68,11 @@ class Checkpoints:
         """Only folders that this run made, only after a newer one is durable."""
         keep = self._c.config.checkpoint.keep
         while len(self._folders) > keep:
-            shutil.rmtree(self._folders.pop(0))
+            folder = self._folders.pop(0)
+            try:
+                shutil.rmtree(folder)
+            except OSError as error:
+                log.warning("an old checkpoint could not be removed: %s", error)
 
     def _state(self, step: int, version: int) -> str:
         """What is needed, beside weights and optimizer state, to go on from here."""

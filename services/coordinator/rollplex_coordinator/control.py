@@ -12,6 +12,7 @@ from pathlib import Path
 from rollplex.errors import StateError
 from rollplex.protocol.common import DigestReply, DigestRequest, Role
 from rollplex_coordinator.events import CheckpointSaved, StopRequested, StopWhen
+from rollplex_coordinator.gate import Gate
 from rollplex_coordinator.history import iteration_view
 from rollplex_coordinator.http.views import (
     BudgetView,
@@ -42,13 +43,15 @@ READERS = (Role.TRAINER, Role.PREFIX, Role.ROLLOUT)
 
 
 class CoreControl:
-    """Implements `http.control.Control`. `memory` and `stop_now` are set once the node has got so far."""
+    """Implements `http.control.Control`. `memory` and `gate` are set once the node has got so far."""
 
     def __init__(self, node: Node, work: Work) -> None:
         self.memory: Memory | None = None
+        self.gate: Gate | None = None
         self._node = node
         self._work = work
         self._started_wall_s = time.time()
+        self._digests_wanted: list[Future[DigestsView]] = []
         self._digests: dict[Future[DigestsView], dict[int, DigestView | None]] = {}
         node.link.on(DigestReply, self._on_digest)
 
@@ -248,8 +251,20 @@ class CoreControl:
 
     # --- digests --------------------------------------------------------------------------------------------------
 
+    def turn(self) -> None:
+        """After each turn of the core's loop: what had to wait for an open gate."""
+        if self._digests_wanted and self.gate is not None and self.gate.may_read:
+            for future in self._digests_wanted:
+                self._send_digests(future)
+            self._digests_wanted.clear()
+
     def _ask_digests(self, future: Future[DigestsView]) -> None:
-        """Between units every process that maps the weights digests them; not while an update changes them."""
+        if self.gate is None:
+            raise StateError("the weights are not loaded yet", got="a request for digests", needed="a loaded node")
+        self._digests_wanted.append(future)
+
+    def _send_digests(self, future: Future[DigestsView]) -> None:
+        """The gate is open: requests reach every process before its next Drain, so nobody digests a changing weight."""
         answers: dict[int, DigestView | None] = {}
         for role in READERS:
             cause = self._node.link.ask(

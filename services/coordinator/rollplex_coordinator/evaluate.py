@@ -97,6 +97,8 @@ class Evaluation:
     def _on_group(self, _peer: Peer, message: GroupFinished) -> None:
         assert self._inputs is not None, "a batch is running"
         group = message.responses.group
+        version = self._c.record.version
+        assert message.version_start == message.version_end == version, "nothing moves the weights meanwhile"
         row = self._inputs.rows[group]
         self._lengths.extend(message.responses.lengths)
         self._c.link.ask(

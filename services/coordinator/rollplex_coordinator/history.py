@@ -28,7 +28,9 @@ def iteration_view(records: Sequence[Record]) -> IterationView | None:
     for record in records:
         match event := record.event:
             case IterationStarted():
-                started_s, finished, skipped = record.monotonic_s, 0, 0
+                started_s, finished, skipped, previous = record.monotonic_s, 0, 0, None
+                changes.clear()
+                phases.clear()
                 view = IterationView(
                     step=event.step,
                     state="running",

@@ -191,7 +191,7 @@ class Hub:
             try:
                 events += self._receive(sender, frames)
             except ProtocolError as error:
-                self._count_bad_frame(sender, error)
+                events += self._count_bad_frame(sender, error)
         return events
 
     def _receive(self, sender: bytes, frames: list[bytes]) -> list[Event]:
@@ -213,8 +213,8 @@ class Hub:
         self._joined[sender] = admitted
         return [Joined(peer=admitted)]
 
-    def _count_bad_frame(self, sender: bytes, error: ProtocolError) -> None:
-        """Bad frames are dropped and logged; a worker that goes on is treated as dead by the caller's deadlines."""
+    def _count_bad_frame(self, sender: bytes, error: ProtocolError) -> list[Event]:
+        """Bad frames are dropped and logged; a worker that goes on is cut off, as if it had ended."""
         count = self._bad_frames[sender] = self._bad_frames.get(sender, 0) + 1
         if count <= MAX_BAD_FRAMES:
             log.warning("dropped frame %d from %r: %s", count, sender, error)
@@ -222,6 +222,8 @@ class Hub:
         if count == MAX_BAD_FRAMES and peer is not None:
             log.error("%s sent %d bad frames and is cut off", peer, count)
             self.disconnect(peer)
+            return [Gone(peer=peer)]
+        return []
 
     # --- streams --------------------------------------------------------------------------------------------------
 

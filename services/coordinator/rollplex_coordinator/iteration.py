@@ -64,6 +64,7 @@ class Iteration:
         gathered = TrainStep(c, plan, schedule, inputs).run()
         update = Update(c)
         updated = update.run()
+        c.record.open_groups = ()
         c.feed.done(inputs)
         c.record.enter(Phase.IDLE)
         c.memory.enter(Phase.IDLE)

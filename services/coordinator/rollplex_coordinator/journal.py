@@ -27,6 +27,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeAlias
 
+from rollplex.errors import JournalError
 from rollplex_coordinator.events import Durable, Event, JournalReplaced, encode, step_of, type_of
 from rollplex_coordinator.journal_file import Damaged, lock_file, move_aside, open_file
 from rollplex_coordinator.journal_reader import Reader, Row, journal_error
@@ -96,10 +97,16 @@ class Journal:
         """Write everything buffered and this event, in one transaction, and return its id once it is on the disk.
 
         Raises:
-            JournalError: it could not be written. Everything stays buffered, this event too.
+            JournalError: it could not be written, and never will be: what it announces must not happen. What was
+                buffered before it stays buffered.
         """
         event_id = self._buffer_event(event)
-        self._write(durable=True)
+        try:
+            self._write(durable=True)
+        except JournalError:
+            self._buffer.pop()
+            self._next -= 1
+            raise
         return event_id
 
     def flush(self) -> None:

@@ -10,20 +10,23 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from rollplex.errors import ProtocolError, RollplexError, ServiceDied, StateError
 from rollplex.protocol.common import Alive, Device, ErrorReport, Failed, Leave, Leaving, Received, Role
 from rollplex.protocol.rollout import GroupFinished
-from rollplex_coordinator.hub import Arrived, Gone, Hub, Joined, Peer, Ready
+from rollplex_coordinator.hub import Arrived, Event, Gone, Hub, Joined, Peer, Ready
 from rollplex_coordinator.stop import StopRun
 from rollplex_coordinator.supervisor import Supervisor
 from rollplex_coordinator.waits import Wait, Waits
 
 IDLE_TICK_S = 0.5
 LAST_WORDS_S = 0.3
+ENDING_TICK_S = 0.02
+PATIENCE_S = 3.0
+"""How long an update from BEGIN to COMMIT, or a checkpoint, holds back a stop."""
 AnswerT = TypeVar("AnswerT")
 
 log = logging.getLogger("rollplex.coordinator")
@@ -36,6 +39,14 @@ class WorkerFailed(RollplexError):  # noqa: N818 - it names what happened
         super().__init__(report.what, got=report.got, needed=report.needed, do=report.do, where=report.where)
         self.peer = peer
         self.report = report
+
+
+class WorkerDied(ServiceDied):
+    """A worker's process ended while it was needed."""
+
+    def __init__(self, what: str, *, role: Role, got: str, needed: str, do: str, where: str) -> None:
+        super().__init__(what, got=got, needed=needed, do=do, where=where)
+        self.role = role
 
 
 class Link:
@@ -61,7 +72,9 @@ class Link:
         self._next_cause = 1
         self._handlers: dict[type, Callable[[Peer, Any], None]] = {}
         self._ready: dict[str, Callable[[], None]] = {}
+        self._events: deque[Event] = deque()
         self._stop: StopRun | None = None
+        self._stop_asked_s = 0.0
         self._atomic = False
         self.after_turn: Callable[[], None] = lambda: None
         self.on_joined: Callable[[Peer], None] = lambda _: None
@@ -102,15 +115,15 @@ class Link:
                 self.waits.add(
                     cause=waits[role],
                     what="join the run",
-                    peer=str(role),
+                    peer=f"{role}[{Device()}]",
                     now_s=now,
-                    ack_s=deadline_s,
+                    ack_s=None,
                     section_s=deadline_s,
                 )
 
         def all_there() -> bool:
             for role in [role for role in waits if role in self._peers]:
-                self.waits.answered(waits.pop(role), str(role))
+                self.waits.answered(waits.pop(role), f"{role}[{Device()}]")
             return not waits
 
         self.pump(all_there)
@@ -129,17 +142,18 @@ class Link:
             try:
                 self.hub.send(peer, Leave(reason=reason))
             except ProtocolError as error:
-                log.info("%s is gone already: %s", peer, error)
+                log.debug("%s is gone already: %s", peer, error)
 
-    def await_ends(self, deadline_s: float) -> list[Peer]:
-        """After `leave_all`: wait until the streams of all workers have ended; returns those that still are there.
+    def await_ends(self, deadline_s: float, children_run: Callable[[], bool]) -> list[Peer]:
+        """After `leave_all`: wait until all streams have ended and no child runs; returns who is still there.
 
-        Whoever is told to leave must not see the end of this coordinator first. Nothing else is handled any more.
+        Descriptors are served meanwhile: a worker that waits for one could not leave. Nothing else is handled any more.
+        Whoever is told to leave must not see the end of this coordinator first.
         """
         self.hub.unwatch_all()
         end = self._clock() + deadline_s
-        while self._peers and (left := end - self._clock()) > 0:
-            for event in self.hub.poll(left):
+        while (self._peers or children_run()) and (left := end - self._clock()) > 0:
+            for event in self.hub.poll(min(left, ENDING_TICK_S)):
                 if isinstance(event, Gone):
                     self._peers.pop(event.peer.role, None)
         return list(self._peers.values())
@@ -148,16 +162,21 @@ class Link:
 
     def stop(self, request: StopRun | None) -> None:
         """End the run at the next turn of the loop, or after the atomic section; the first request counts."""
-        self._stop = self._stop or request
+        if self._stop is None and request is not None:
+            self._stop = request
+            self._stop_asked_s = self._clock()
 
-    @contextmanager
-    def atomic(self) -> Iterator[None]:
-        """A section that stops do not interrupt: from BEGIN to COMMIT. Deadlines and deaths still end it."""
+    def begin_atomic(self) -> None:
+        """From here on a stop waits, but no longer than PATIENCE_S. Deadlines and deaths are not held back."""
         self._atomic = True
-        try:
-            yield
-        finally:
-            self._atomic = False
+
+    def end_atomic(self) -> None:
+        """A stop that waits takes effect at the next turn."""
+        self._atomic = False
+
+    def _obey_stop(self) -> None:
+        if self._stop is not None and not (self._atomic and self._clock() - self._stop_asked_s < PATIENCE_S):
+            raise self._stop
 
     # --- instructions and answers ---------------------------------------------------------------------------------
 
@@ -218,14 +237,20 @@ class Link:
         while not until():
             deadline = self.waits.next_deadline()
             timeout = IDLE_TICK_S if deadline is None else min(IDLE_TICK_S, deadline - self._clock())
-            for event in self.hub.poll(max(0.0, timeout)):
-                self._handle(event)
+            if not self._events:
+                self._events.extend(self.hub.poll(max(0.0, timeout)))
+            # A handler may pump itself: whoever turns the loop goes on with the same queue, so order is kept.
+            while self._events:
+                self._handle(self._events.popleft())
+                if until():
+                    break
             self.waits.check(self._clock())
             self.after_turn()
-            if self._stop is not None and not self._atomic:
-                raise self._stop
+            self._obey_stop()
 
-    def _handle(self, event: Joined | Arrived | Gone | Ready) -> None:
+    def _handle(self, event: Event) -> None:
+        if isinstance(event, Arrived | Gone) and self._peers.get(event.peer.role, event.peer) != event.peer:
+            return  # of a process that has been replaced
         match event:
             case Joined(peer=peer):
                 self._peers[peer.role] = peer
@@ -279,8 +304,9 @@ class Link:
         lost = self.waits.drop_peer(str(peer))
         self._peers.pop(peer.role, None)
         self.on_gone(peer, how)
-        raise ServiceDied(
+        raise WorkerDied(
             f"the {peer.role} service died",
+            role=peer.role,
             got=how,
             needed=_awaited(lost),
             do=f"Its last lines are in {self._supervisor.log_text(peer.role) or 'the log of its container'}.",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 
 from rollplex.config import wire
-from rollplex.errors import EngineError, ModelError
+from rollplex.errors import ModelError
 from rollplex.protocol.common import Kind, Loaded, Role, SegmentRef
 from rollplex.protocol.inputs import DataChecked, OpenData
 from rollplex.protocol.prefix import LoadPrefix
@@ -60,12 +60,11 @@ def check_data(node: Node) -> DataChecked:
     return data
 
 
-def load_models(node: Node, memory: Memory, sizes: Sizes, data: DataChecked) -> None:
+def load_models(node: Node, memory: Memory, sizes: Sizes, data: DataChecked) -> dict[Role, Loaded]:
     """Make the standing segments and have every worker map them; the trainer fills them.
 
     Raises:
         ModelError: a worker sees a parameter table of another size.
-        EngineError: the rollout does not sample from the mapped weights.
     """
     config = node.config
     spec = wire.model_spec(config, table_hash=sizes.table.hash, never_sampled=data.never_sampled)
@@ -110,6 +109,7 @@ def load_models(node: Node, memory: Memory, sizes: Sizes, data: DataChecked) -> 
         _check_loaded(role, answer, sizes)
         peer = node.link.peers[role]
         node.record.append(ServiceReady(service=str(peer), role=role, incarnation=peer.incarnation))
+    return answers
 
 
 def open_rewards(node: Node) -> None:
@@ -156,11 +156,4 @@ def _check_loaded(role: Role, answer: Loaded, sizes: Sizes) -> None:
             got=f"{answer.table_bytes} bytes",
             needed=f"{sizes.table.total_bytes} bytes",
             do="Run the same version of Rollplex in every process.",
-        )
-    if not answer.on_policy:
-        raise EngineError(
-            f"the {role} service does not sample from the mapped weights",
-            got="on_policy false",
-            needed="on_policy true: the update would not be on-policy",
-            do="Use a rollout that maps the actor weights.",
         )

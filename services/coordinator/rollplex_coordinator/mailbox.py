@@ -56,6 +56,7 @@ class Mailbox:
         try:
             return future.result(timeout=deadline_s)
         except FutureTimeoutError as error:
+            future.cancel()
             raise WaitError(
                 f"the coordinator did not answer: {what}",
                 got=f"nothing for {deadline_s:.1f} s",
@@ -69,6 +70,8 @@ class Mailbox:
             os.eventfd_read(self.fd)
         while not self._calls.empty():
             function, future = self._calls.get_nowait()
+            if not future.set_running_or_notify_cancel():
+                continue  # its caller has given up
             self._open.add(future)
             future.add_done_callback(self._open.discard)
             try:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from rollplex.errors import BudgetError
+from rollplex.errors import BudgetError, StateError
 from rollplex.protocol.common import Device, Held, Kind, LeaseRef, SegmentRef
 from rollplex_coordinator.events import LeaseGranted, LeaseReleased, LeaseWaiting
 from rollplex_coordinator.holder import Holder
@@ -128,7 +128,16 @@ class Memory:
         self._serve(granted)
 
     def enter(self, phase: Phase) -> None:
-        """The node enters a phase; what was kept free for an earlier one can be given out."""
+        """The node enters a phase; what was kept free for an earlier one can be given out.
+
+        Raises:
+            StateError: a segment does not have the size of its lease.
+        """
+        wrong = {lease: sizes for lease, sizes in self.audit().items() if sizes[0] != sizes[1]}
+        if wrong:
+            raise StateError(
+                "segments and leases disagree", got=str(wrong), needed="lease: (leased bytes, the same held bytes)"
+            )
         self._serve(self._ledger.enter(phase))
 
     def measured(self, held: tuple[Held, ...]) -> None:

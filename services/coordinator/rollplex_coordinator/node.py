@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections.abc import Mapping, Sequence
 
 from rollplex.config.config import Config
@@ -30,7 +29,6 @@ DEVICE = Device(node=0, index=0)
 WORKERS = (Role.TRAINER, Role.PREFIX, Role.ROLLOUT)
 CHILDREN = (Role.INPUT, Role.REWARD)
 ALIVE_EVERY_S = 1.0
-MIN_WAIT_S = 0.2
 
 log = logging.getLogger("rollplex.coordinator")
 
@@ -105,13 +103,10 @@ class Node:
                 if role not in self.link.peers:
                     self.supervisor.kill(role)  # still starting: it could not be told to leave
         self.link.leave_all(reason)
-        end_s = time.monotonic() + self.config.deadlines.leave_s
-        late = self.supervisor.stop(self.config.deadlines.leave_s)
-        if late:
-            log.warning("killed %s, which did not leave in time", ", ".join(late))
-        staying = self.link.await_ends(max(MIN_WAIT_S, end_s - time.monotonic()))
-        if staying:
-            log.warning("%s did not leave in time", ", ".join(map(str, staying)))
+        staying = self.link.await_ends(self.config.deadlines.leave_s, lambda: self.supervisor.running)
+        killed = self.supervisor.stop()
+        for late in {str(peer.role) for peer in staying} | set(map(str, killed)):
+            log.warning("%s did not leave in time%s", late, " and was killed" if late in killed else "")
         self.link.hub.close()
         self.holder.close_all()
         self.record.close()

@@ -1,4 +1,4 @@
-"""Errors that the coordinator words for others: reward failures, and where in the run an error happened."""
+"""Errors that the coordinator words for others: reward failures."""
 
 from __future__ import annotations
 

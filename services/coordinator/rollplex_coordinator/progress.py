@@ -10,7 +10,7 @@ EVERY_S = 1.0
 
 
 class Progress:
-    """Says how iterations go. `total`: how many are wanted, asked anew for each line."""
+    """Says how iterations go."""
 
     def __init__(self) -> None:
         self._said_s = 0.0

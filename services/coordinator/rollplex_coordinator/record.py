@@ -24,6 +24,8 @@ class Record:
         self.phase = Phase.IDLE
         self.step: int | None = None
         self.version = 0
+        self.open_groups: tuple[int, ...] = ()
+        """Groups of the running step that are not trained yet."""
         self.phase_since_s = time.monotonic()
         self.phase_seconds: dict[Phase, float] = {}
         self._metrics = (run_dir / "metrics.jsonl").open("a", encoding="utf-8", buffering=1)

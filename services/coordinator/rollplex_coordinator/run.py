@@ -25,16 +25,16 @@ from rollplex.config.host import budget_bytes, memory_limit_bytes
 from rollplex.config.loading import dump, load
 from rollplex.config.wire import train_sampling
 from rollplex.data.order import rows_of_step
-from rollplex.errors import BudgetError, ConfigError, RollplexError
+from rollplex.errors import JournalError, RollplexError
 from rollplex.protocol.claim import Claim, claim
 from rollplex.protocol.common import Role
-from rollplex.worker.runtime import report
+from rollplex_coordinator.attempts import set_aside
 from rollplex_coordinator.budget import plan_memory
 from rollplex_coordinator.checkpointing import Checkpoints
 from rollplex_coordinator.context import Context
 from rollplex_coordinator.control import HTTP, CoreControl
 from rollplex_coordinator.evaluate import Evaluation
-from rollplex_coordinator.events import ErrorRaised, RunEnded, RunStarted, StopRequested, StopWhen
+from rollplex_coordinator.events import Event, RunEnded, RunStarted, StopRequested, StopWhen
 from rollplex_coordinator.feed import Feed
 from rollplex_coordinator.gate import Gate
 from rollplex_coordinator.http.app import create_app
@@ -42,7 +42,6 @@ from rollplex_coordinator.http.server import Server, listen
 from rollplex_coordinator.http.token import create_or_read
 from rollplex_coordinator.iteration import Iteration
 from rollplex_coordinator.ledger import Ledger
-from rollplex_coordinator.link import WorkerFailed
 from rollplex_coordinator.loading import check_data, load_models, open_rewards
 from rollplex_coordinator.memory import Memory
 from rollplex_coordinator.node import CHILDREN, DEVICE, WORKERS, Node
@@ -51,10 +50,9 @@ from rollplex_coordinator.phases import Phase
 from rollplex_coordinator.progress import Progress
 from rollplex_coordinator.sizes import Sizes
 from rollplex_coordinator.stop import Signals, StopRun
+from rollplex_coordinator.telling import EXIT_ERROR, exit_code, say, told
 from rollplex_coordinator.work import Work
 
-EXIT_ERROR = 1
-EXIT_CONFIG = 2
 MAX_RUN_NAME = 40
 
 log = logging.getLogger("rollplex.coordinator")
@@ -67,10 +65,16 @@ def run(options: Options, signals: Signals) -> int:
         config = load(options.config, options.overrides)
         run_id = f"{config.run.name[:MAX_RUN_NAME]}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
         with claim(options.run_dir, run_id) as claimed:
+            kept = set_aside(claimed.run_dir.path)
+            if kept is not None:
+                say(f"rollplex: what an earlier run left is in {kept}")
             return _Run(claimed, run_id, config, options, signals).main()
     except RollplexError as error:
-        _say(f"error: {error}")
-        return _exit_code(error)
+        say(f"error: {error}")
+        return exit_code(error)
+    except OSError as error:
+        say(f"error: the run directory cannot be used: {error}")
+        return EXIT_ERROR
 
 
 class _Run:
@@ -86,7 +90,8 @@ class _Run:
         self._node = Node(claimed, run_id, config, options, signals)
         self._work = Work(wanted, serve=options.serve)
         self._control = CoreControl(self._node, self._work)
-        self._node.link.after_turn = self._node.record.tick
+        self._node.link.after_turn = self._after_turn
+        self._evaluated: set[tuple[str, int]] = set()
         run_dir = claimed.run_dir.path
         token = create_or_read(run_dir / "token")
         (run_dir / "config.yaml").write_text(dump(config), encoding="utf-8")
@@ -102,21 +107,46 @@ class _Run:
         except StopRun as stop:
             reason, code = str(stop), stop.exit_code
             if stop.source != HTTP:
-                node.record.append(StopRequested(when=StopWhen.NOW, exit=True, source=stop.source))
-            _say(f"rollplex: {reason}")
+                self._note(StopRequested(when=StopWhen.NOW, exit=True, source=stop.source))
+            say(f"rollplex: {reason}")
         except RollplexError as error:
-            reason, code = str(error)[:4_000], _exit_code(error)
-            self._tell_error(error)
+            reason, code = str(error)[:4_000], exit_code(error)
+            event, text = told(error, node.record, node.supervisor)
+            self._note(event)
+            say(text)
         except Exception as error:
             reason, code = f"internal error: {error}"[:4_000], EXIT_ERROR
             log.exception("internal error in phase %s", node.record.phase.name)
-        self._signals.escalate = self._kill_all
-        node.record.append(RunEnded(run=node.run_id, exit_code=code, reason=reason))
-        node.record.journal.flush()
-        node.mailbox.close()
-        self._server_stop()
-        node.end("the run ended" if code == 0 else "the run was stopped or failed; the coordinator says why")
+        self._end(reason, code)
         return code
+
+    def _end(self, reason: str, code: int) -> None:
+        """Whatever happened: tell the journal, the API's callers and the workers, in this order."""
+        node = self._node
+        self._signals.escalate = self._kill_all
+        self._note(RunEnded(run=node.run_id, exit_code=code, reason=reason))
+        node.link.hub.unwatch_all()
+        node.mailbox.close()
+        try:
+            self._server.stop()
+        except RollplexError as error:
+            log.warning("%s", error)
+        try:
+            node.end("the run ended" if code == 0 else "the run was stopped or failed; the coordinator says why")
+        except JournalError as error:
+            log.error("%s", error)
+
+    def _note(self, event: Event) -> None:
+        """Journal an event of the end; a journal that fails must not keep the end from happening."""
+        try:
+            self._node.record.append(event)
+            self._node.record.journal.flush()
+        except JournalError as error:
+            log.error("%s", error)
+
+    def _after_turn(self) -> None:
+        self._node.record.tick()
+        self._control.turn()
 
     # --- the run --------------------------------------------------------------------------------------------------
 
@@ -127,7 +157,7 @@ class _Run:
         (run_dir / "http.json").write_text(
             f'{{"url": "{self._server.url}", "run": "{node.run_id}"}}\n', encoding="utf-8"
         )
-        _say(f"rollplex: run {node.run_id} in {run_dir}, API at {self._server.url} (token in {run_dir / 'token'})")
+        say(f"rollplex: run {node.run_id} in {run_dir}, API at {self._server.url} (token in {run_dir / 'token'})")
         node.record.append(
             RunStarted(
                 run=node.run_id,
@@ -144,8 +174,6 @@ class _Run:
         for role in (*CHILDREN, *WORKERS):
             node.start(role)
         context = self._load()
-        if config.eval and any(e.every for e in config.eval) and self._work.iterate:
-            self._evaluate(context, step=0, last=False)
         checkpoints = Checkpoints(context)
         while not self._work.last:
             if self._work.iterate:
@@ -157,8 +185,7 @@ class _Run:
                 checkpoints.save()
         if self._work.done:
             self._evaluate(context, step=self._work.done, last=True)
-            if checkpoints.newest_version != node.record.version:
-                checkpoints.save()
+            checkpoints.save()
 
     def _load(self) -> Context:
         node, config = self._node, self._config
@@ -174,11 +201,12 @@ class _Run:
         memory.enter(Phase.LOAD)
         self._control.memory = memory
         node.link.await_peers((*WORKERS, *CHILDREN), config.deadlines.start_s)
-        load_models(node, memory, sizes, data)
+        loaded = load_models(node, memory, sizes, data)
         open_rewards(node)
         gate = Gate()
         for role in (Role.PREFIX, Role.ROLLOUT):
-            gate.register_reader(role, on_policy=True)
+            gate.register_reader(role, on_policy=loaded[role].on_policy)
+        self._control.gate = gate
         context = Context(
             config=config,
             run_dir=node.run_dir,
@@ -198,10 +226,13 @@ class _Run:
 
     def _iterate(self, context: Context, checkpoints: Checkpoints) -> None:
         done = self._work.done
+        if done == 0:
+            self._evaluate(context, step=0, last=False)
         context.record.step = done
+        self._work.running = True
         ahead = self._rows(context, done + 1) if done + 1 < self._work.wanted else None
         row = Iteration(context, step=done, rows=self._rows(context, done), ahead=ahead).run()
-        self._work.done = done + 1
+        self._work.done, self._work.running = done + 1, False
         self._progress.iteration(done + 1, self._work.wanted, row)
         last = self._work.last
         if not last:
@@ -218,7 +249,8 @@ class _Run:
 
     def _evaluate(self, context: Context, *, step: int, last: bool) -> None:
         for section in self._config.eval:
-            if section.due(step, last=last):
+            if section.due(step, last=last) and (section.name, step) not in self._evaluated:
+                self._evaluated.add((section.name, step))
                 context.record.step = step
                 self._progress.evaluation(section.name, step, Evaluation(context, section).run())
                 context.record.step = None
@@ -232,44 +264,12 @@ class _Run:
 
     # --- the end --------------------------------------------------------------------------------------------------
 
-    def _tell_error(self, error: RollplexError) -> None:
-        node = self._node
-        step = node.record.step
-        service = str(error.peer) if isinstance(error, WorkerFailed) else error.where
-        role = error.peer.role if isinstance(error, WorkerFailed) else None
-        place = f"phase {node.record.phase.name}" + ("" if step is None else f", step {step}")
-        log_path = node.supervisor.log_text(role) if role is not None else ""
-        details = error.report if isinstance(error, WorkerFailed) else report(error)
-        node.record.append(
-            ErrorRaised(
-                error=details, phase=node.record.phase.name, step=step, service=service[:4_000], log_path=log_path
-            )
-        )
-        kind = details.kind
-        by = f"{service} reported " if role is not None else ""
-        _say(f"error: {by}{kind} in {place}: {error}" + (f"\n  log: {log_path}" if log_path else ""))
-
-    def _server_stop(self) -> None:
-        try:
-            self._server.stop()
-        except RollplexError as error:
-            log.warning("%s", error)
-
     def _kill_all(self) -> None:
         """A second signal while the run is ending: nobody is waited for any more."""
         for role in (*WORKERS, *CHILDREN):
             child = self._node.supervisor.child(role)
             if child is not None and child.process.poll() is None:
                 os.kill(child.pid, signal.SIGKILL)
-
-
-def _exit_code(error: RollplexError) -> int:
-    return EXIT_CONFIG if isinstance(error, ConfigError | BudgetError) else EXIT_ERROR
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
 
 
 def _boot_id() -> str:

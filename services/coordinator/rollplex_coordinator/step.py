@@ -77,6 +77,7 @@ class TrainStep:
         on(SuffixScored, self._on_scored)
         on(SuffixTrained, self._on_trained)
         on(PrefixBackwardDone, self._on_backward_done)
+        self._c.record.open_groups = tuple(range(self._plan.num_groups))
         self._do(self._schedule.start())
         self._c.link.pump(lambda: self._schedule.complete)
         return self._g
@@ -210,6 +211,7 @@ class TrainStep:
         self._orders.give_back("train", message.suffix_unit)
         for group in groups:
             self._c.gate.group_trained(group)
+        self._c.record.open_groups = tuple(g for g in self._c.record.open_groups if g not in groups)
         self._do(self._schedule.trained(message.suffix_unit))
 
     def _on_backward_done(self, peer: Peer, message: PrefixBackwardDone) -> None:

@@ -1,7 +1,7 @@
 """How the end of a run is asked for: by a signal, by HTTP, by a worker that was told to leave.
 
 Owns the request, not the ending: `run` unwinds on `StopRun` wherever it stands, except between BEGIN and COMMIT, which
-are always finished (`Link.atomic`).
+are finished first (`Link.begin_atomic`).
 """
 
 from __future__ import annotations

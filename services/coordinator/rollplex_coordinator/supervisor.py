@@ -11,7 +11,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -26,7 +25,6 @@ MODULES: Mapping[Role, str] = {
     Role.INPUT: "rollplex.data",
     Role.REWARD: "rollplex.rewards",
 }
-POLL_S = 0.02
 
 
 class Child(Struct, kw_only=True):
@@ -112,11 +110,13 @@ class Supervisor:
             child.process.wait(timeout=10)
             os.close(child.pidfd)
 
-    def stop(self, grace_s: float) -> list[Role]:
-        """Wait for the children to leave; kill those that have not within `grace_s`. Returns the killed ones."""
-        deadline = time.monotonic() + grace_s
-        while any(child.process.poll() is None for child in self._children.values()) and time.monotonic() < deadline:
-            time.sleep(POLL_S)
+    @property
+    def running(self) -> bool:
+        """Whether any child still runs."""
+        return any(child.process.poll() is None for child in self._children.values())
+
+    def stop(self) -> list[Role]:
+        """Kill the children that still run and collect all; returns the killed ones."""
         late = [role for role, child in self._children.items() if child.process.poll() is None]
         for role in list(self._children):
             self.kill(role)

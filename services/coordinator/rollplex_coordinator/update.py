@@ -47,7 +47,7 @@ class Update:
         self.metrics: dict[str, float] = {}
 
     def run(self) -> bool:
-        """Close the gate, update, open it again; pumps until readers may read, whoever asks for a stop meanwhile.
+        """Close the gate, update, open it again; pumps until readers may read.
 
         Returns whether the weights moved.
 
@@ -62,9 +62,8 @@ class Update:
         c.link.on(UpdateApplied, self._on_applied)
         c.link.on(UpdateSkipped, self._on_skipped)
         c.link.on(CachesDropped, self._on_caches_dropped)
-        with c.link.atomic():
-            self._do(c.gate.close())
-            c.link.pump(lambda: self._opened is not None)
+        self._do(c.gate.close())
+        c.link.pump(lambda: self._opened is not None)
         assert self._opened is not None, "pumped until it was"
         c.record.version = self._opened.version
         return self._opened.updated
@@ -89,6 +88,7 @@ class Update:
                     f"read version {step.version} no more",
                 )
             case JournalBegin():
+                c.link.begin_atomic()
                 c.record.append_durable(events.UpdateBegin(step=step.step, version=step.version))
                 self._do(c.gate.begun_durable())
             case Apply():
@@ -108,6 +108,7 @@ class Update:
                         end_s=self._applied.end_s,
                     )
                 )
+                c.link.end_atomic()
                 self._do(c.gate.committed_durable())
             case Skip():
                 self._ask(

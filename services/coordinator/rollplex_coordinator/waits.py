@@ -32,15 +32,15 @@ class Waits:
         self._waits: dict[int, Wait] = {}
         self._progress: dict[str, int] = {}
 
-    def add(self, *, cause: int, what: str, peer: str, now_s: float, ack_s: float, section_s: float) -> None:
-        """An instruction was sent; it must be received within `ack_s` and answered `section_s` after any progress."""
+    def add(self, *, cause: int, what: str, peer: str, now_s: float, ack_s: float | None, section_s: float) -> None:
+        """An instruction was sent: to be received within `ack_s` (if any) and answered `section_s` after progress."""
         self._waits[cause] = Wait(
             cause=cause,
             what=what,
             peer=peer,
             since_s=now_s,
             section_s=section_s,
-            ack_by_s=now_s + ack_s,
+            ack_by_s=None if ack_s is None else now_s + ack_s,
             due_s=now_s + section_s,
         )
 

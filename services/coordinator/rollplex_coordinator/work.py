@@ -20,6 +20,8 @@ class Work:
     def __init__(self, wanted: int, *, serve: bool) -> None:
         self.wanted = wanted
         self.done = 0
+        self.running = False
+        """An iteration has begun and is not over."""
         self.stopping: StopWhen | None = None
         self.checkpoint_wanted = False
         self._serve = serve
@@ -34,11 +36,11 @@ class Work:
             raise StateError(
                 "the run is stopping", got=f"start {count}", needed="a run that goes on", do="Start it again."
             )
-        self.wanted = max(self.wanted, self.done) + count
+        self.wanted = max(self.wanted, self.done + self.running) + count
 
     def stop_after_iteration(self, *, end: bool) -> None:
         """No further iteration begins; then the run ends, or waits for the next start."""
-        self.wanted = self.done
+        self.wanted = self.done + self.running
         if end:
             self.stopping = StopWhen.AFTER_ITERATION
             self._serve = False

@@ -55,6 +55,7 @@ from rollplex.protocol.prefix import (
 from rollplex.worker import Segments
 from rollplex_prefix.units import ActorUnit, ReferenceUnit, Units
 
+NO_STEP = -1
 Reply = Callable[[FromPrefix], None]
 
 
@@ -66,7 +67,7 @@ class PrefixService:
         self._loaded: _Loaded | None = None
         self._units = Units()
         self._inputs: set[int] = set()
-        self._arena_step = -1
+        self._arena_step = NO_STEP
 
     def handle(self, message: ToPrefix, reply: Reply) -> None:
         """Carry out one instruction and answer it."""
@@ -85,11 +86,13 @@ class PrefixService:
                 reply(Drained(cause=message.cause, version=message.version))
             case Committed():
                 self._drop_inputs()
+                self._arena_step = NO_STEP  # also if the same step begins again
                 header = self._ready.header.require(message.version)
                 reply(CachesDropped(cause=message.cause, version=header.version))
             case DigestRequest():
-                header = self._ready.header.read()
+                header = self._ready.header.require(self._ready.header.read().version)
                 value = digest(self._ready.mapping, self._ready.table)
+                self._ready.header.require(header.version)
                 reply(DigestReply(cause=message.cause, version=header.version, digest=value))
             case Leave():
                 raise AssertionError("the runtime ends on Leave")

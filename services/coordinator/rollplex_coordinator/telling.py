@@ -1,0 +1,53 @@
+"""How the end of a run is told: exit code, one paragraph for the user, one event for the journal. Decides nothing."""
+
+from __future__ import annotations
+
+import sys
+
+from rollplex.errors import BudgetError, ConfigError, RollplexError
+from rollplex.worker.runtime import report
+from rollplex_coordinator.events import ErrorRaised
+from rollplex_coordinator.link import WorkerDied, WorkerFailed
+from rollplex_coordinator.orders import span
+from rollplex_coordinator.record import Record
+from rollplex_coordinator.supervisor import Supervisor
+
+EXIT_ERROR = 1
+EXIT_CONFIG = 2
+
+
+def say(text: str) -> None:
+    """One line, or paragraph, on the terminal."""
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+def exit_code(error: RollplexError) -> int:
+    """2 for what another configuration would mend, also when a child found it; else 1."""
+    kind = error.report.kind if isinstance(error, WorkerFailed) else type(error).__name__
+    return EXIT_CONFIG if kind in {ConfigError.__name__, BudgetError.__name__} else EXIT_ERROR
+
+
+def told(error: RollplexError, record: Record, supervisor: Supervisor) -> tuple[ErrorRaised, str]:
+    """Who, where in the run, what, and which log: for the journal, and in words."""
+    service, role = error.where, None
+    if isinstance(error, WorkerFailed):
+        service, role = str(error.peer), error.peer.role
+    elif isinstance(error, WorkerDied):
+        role = error.role
+    log_path = supervisor.log_text(role) if role is not None else ""
+    details = error.report if isinstance(error, WorkerFailed) else report(error)
+    groups = record.open_groups
+    event = ErrorRaised(
+        error=details,
+        phase=record.phase.name,
+        step=record.step,
+        service=service[:4_000],
+        group=groups[0] if groups else None,
+        log_path=log_path,
+    )
+    place = f"phase {record.phase.name}"
+    place += "" if record.step is None else f", step {record.step}"
+    place += f", group {span(groups)} not trained yet" if groups else ""
+    by = f"{service} reported " if isinstance(error, WorkerFailed) else ""
+    return event, f"error: {by}{details.kind} in {place}: {error}" + (f"\n  log: {log_path}" if log_path else "")
