@@ -256,8 +256,7 @@ class Hub:
         self._drop_stream(fd)
         if peer is None:
             return []
-        self._admitted.pop(peer.identity, None)
-        self._joined.pop(peer.identity, None)
+        self._admitted.pop(peer.identity, None)  # but its last words may still be on their way: it stays joined
         return [Gone(peer=peer)]
 
     def _shake_hands(self, fd: int, stream: socket.socket, payload: bytes) -> None:
@@ -273,6 +272,7 @@ class Hub:
         send(stream, self._welcome, (), STREAM_DEADLINE_S)
         self._streams[fd] = (stream, peer)
         self._admitted[peer.identity] = peer
+        self._joined.pop(peer.identity, None)
 
     def _refuse_double(self, hello: Hello) -> Refused | None:
         twin = self._admitted.get(identity(hello.role, hello.device, hello.incarnation))

@@ -294,12 +294,18 @@ class Link:
     def _gone(self, peer: Peer) -> None:
         """Its last message may say why; it was sent before the end of the stream but may be read after it."""
         end = self._clock() + LAST_WORDS_S
-        while (left := end - self._clock()) > 0:
-            for event in self.hub.poll(left):
+        heard = list(self._events)
+        self._events.clear()
+        while True:
+            for event in heard:
                 if isinstance(event, Arrived) and event.peer.role == peer.role:
                     self._last_word(peer, event.message)
+            left = end - self._clock()
+            if left <= 0:
+                break
             if self._supervisor.exit_text(peer.role):
                 end = min(end, self._clock() + LAST_WORDS_S / 6)
+            heard = self.hub.poll(left)
         how = self._supervisor.exit_text(peer.role) or "its connection ended"
         lost = self.waits.drop_peer(str(peer))
         self._peers.pop(peer.role, None)

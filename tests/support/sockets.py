@@ -1,0 +1,143 @@
+"""A coordinator's real sockets in this process, and workers of threads at their other end."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from rollplex.memory.segment import backend
+from rollplex.protocol.claim import claim
+from rollplex.protocol.common import Device, Role
+from rollplex.protocol.handshake import Welcome
+from rollplex.worker.connection import connect_stream
+from rollplex.worker.messages import MessageThread
+from rollplex.worker.options import WorkerOptions
+from rollplex_coordinator.holder import Holder
+from rollplex_coordinator.hub import Hub
+from rollplex_coordinator.link import Link
+
+DEADLINE_S = 10.0
+ACK_S = 100.0
+WELCOME = Welcome(run_id="test-run", alive_every_s=0.05, received_within_s=5.0, grace_s=2.0)
+
+
+class Clock:
+    """CLOCK_MONOTONIC from 0, which the test can put forward."""
+
+    def __init__(self) -> None:
+        self._start_s = time.monotonic()
+
+    def __call__(self) -> float:
+        return time.monotonic() - self._start_s
+
+    def forward(self, seconds: float) -> None:
+        """So much time passes at once."""
+        self._start_s -= seconds
+
+
+class FakeSupervisor:
+    """Says how children ended: `ends[role]`."""
+
+    def __init__(self) -> None:
+        self.ends: dict[Role, str] = {}
+
+    def exit_text(self, role: Role) -> str:
+        return self.ends.get(role, "")
+
+    def log_text(self, role: Role) -> str:
+        return f"/run/logs/{role}.log"
+
+
+@contextmanager
+def open_hub(run_dir: Path, roles: Iterable[Role], welcome: Welcome = WELCOME) -> Iterator[Hub]:
+    """The sockets of a run directory, where one worker of each role is expected as incarnation 1."""
+    with claim(run_dir, welcome.run_id) as held:
+        holder = Holder(backend("host"))
+        hub = Hub(held.run_dir, held.secret, welcome, holder)
+        for role in roles:
+            hub.expect(role, Device(), 1, exact=True)
+        try:
+            yield hub
+        finally:
+            hub.close()
+            holder.close_all()
+
+
+class Worker:
+    """One worker: its stream and its message thread. The test is its main thread."""
+
+    def __init__(self, run_dir: Path, role: Role, incarnation: int = 1) -> None:
+        options = WorkerOptions(
+            role=role, run_dir=run_dir, device=Device(), incarnation=incarnation, connect_deadline_s=DEADLINE_S
+        )
+        found, self.stream, hello, welcome = connect_stream(options)
+        self.messages = MessageThread(found.control_endpoint, hello, welcome.alive_every_s)
+        self.messages.starting = False
+        self.messages.start()
+
+    def next(self) -> Any:
+        """The next instruction."""
+        return self.messages.inbox.get(timeout=DEADLINE_S)
+
+    def send(self, message: Any) -> None:
+        """Queue a message."""
+        self.messages.send(message)
+
+    def die(self) -> None:
+        """The stream ends, as it does when the process does; the message socket goes on for what was sent."""
+        self.stream.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Send what is queued, then end."""
+        self.messages.stop()
+        self.stream.close()
+
+
+class Site:
+    """A link over real sockets, and the workers that joined it.
+
+    Args:
+        clock: of the link.
+    """
+
+    def __init__(self, run_dir: Path, hub: Hub, clock: Clock) -> None:
+        self.run_dir, self.hub, self.clock = run_dir, hub, clock
+        self.supervisor = FakeSupervisor()
+        self.link = Link(hub, self.supervisor, ACK_S, clock=clock)  # type: ignore[arg-type] # has what Link asks it
+        self._workers: list[Worker] = []
+        self._pool = ThreadPoolExecutor()
+
+    def join(self, role: Role, incarnation: int = 1) -> Worker:
+        """A worker connects while the link turns."""
+        coming = self._pool.submit(Worker, self.run_dir, role, incarnation)
+        self.link.await_peers([role], DEADLINE_S)
+        self._workers.append(coming.result(DEADLINE_S))
+        return self._workers[-1]
+
+    def turn(self) -> None:
+        """One turn of the loop."""
+        done = iter((False, True))
+        self.link.pump(lambda: next(done, True))
+
+    def soon(self, action: Any) -> None:
+        """Do something in a moment, while the link turns."""
+        timer = threading.Timer(0.05, action)
+        timer.daemon = True
+        timer.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pool.shutdown()
+        for worker in self._workers:
+            worker.close()
