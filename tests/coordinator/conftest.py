@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from rollplex.presets import TINY, write_preset
+from rollplex.protocol.common import Role
 from support.core import Core, make_config
+from support.sockets import Clock, Site, open_hub
 
 
 @pytest.fixture(scope="session")
@@ -30,3 +32,11 @@ def make_core(model_folder: Path, tmp_path: Path) -> Iterator[Callable[..., Core
             return stack.enter_context(core)
 
         yield make
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    """A link over real sockets that expects every role."""
+    run_dir = tmp_path / "run"
+    with open_hub(run_dir, Role) as hub, Site(run_dir, hub, Clock()) as site:
+        yield site

@@ -163,8 +163,7 @@ def test_a_worker_that_does_not_come_is_named_at_the_deadline(site: Site) -> Non
 
 
 def test_an_instruction_that_is_not_acknowledged_is_named_at_the_deadline(site: Site) -> None:
-    worker = site.join(Role.ROLLOUT)
-    worker.messages.stop()
+    site.join_deaf(Role.ROLLOUT)
     ask(site, what="sample groups 0-3")
     site.turn()
     site.clock.forward(ACK_S)
@@ -235,6 +234,19 @@ def test_a_child_that_dies_before_it_joins_is_named_too(site: Site) -> None:
     site.supervisor.ends[Role.TRAINER] = "exit code 1"
     with pytest.raises(ServiceDied, match="trainer service died; got exit code 1"):
         site.link.died(Role.TRAINER)
+
+
+def test_an_instruction_for_a_worker_whose_socket_is_gone_is_a_death_and_not_a_fault_of_the_message(site: Site) -> None:
+    site.join(Role.ROLLOUT).messages.stop()
+    site.supervisor.ends[Role.ROLLOUT] = "killed by SIGKILL"
+
+    def go_on() -> None:
+        """The end of the socket reaches the coordinator's in a moment."""
+        for _ in range(10_000):
+            ask(site, what="the last straw")
+
+    with pytest.raises(ServiceDied, match="rollout service died; got killed by SIGKILL; needed .*the last straw"):
+        go_on()
 
 
 @pytest.mark.parametrize("after_end", [False, True], ids=["sent first", "read after the end of the stream"])

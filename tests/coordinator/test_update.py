@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from rollplex.errors import RewardError, StateError, UpdateError
-from rollplex.protocol.common import CachesDropped, Committed, DigestReply, DigestRequest, Drain, Role
+from rollplex.protocol.common import CachesDropped, Committed, Drain, Role
 from rollplex.protocol.trainer import ApplyUpdate, PrepareUpdate, SkipUpdate, UpdateApplied, UpdateVote
 from rollplex_coordinator import events
-from rollplex_coordinator.gate import State
 from rollplex_coordinator.phases import Phase
 from rollplex_coordinator.stop import StopRun
 from rollplex_coordinator.update import Update
@@ -76,7 +75,9 @@ def test_begin_is_on_disk_before_the_weights_move_and_commit_before_a_reader_is_
 
 
 @pytest.mark.parametrize(
-    ("role", "silent"), [(Role.PREFIX, Drain), (Role.ROLLOUT, Drain), (Role.TRAINER, PrepareUpdate)], ids=str
+    ("role", "silent"),
+    [(Role.PREFIX, Drain), (Role.ROLLOUT, Drain), (Role.TRAINER, PrepareUpdate)],
+    ids=["prefix", "rollout", "trainer"],
 )
 def test_begin_waits_for_the_vote_and_for_every_reader(make_core: MakeCore, role: Role, silent: type[Any]) -> None:
     core = trained(make_core())
@@ -164,8 +165,10 @@ def test_steps_without_any_reward_are_called_so(make_core: MakeCore) -> None:
 # --- stops --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("moment", [PrepareUpdate, ApplyUpdate, Committed])
-def test_a_stop_during_the_update_is_obeyed_only_when_it_is_over(make_core: MakeCore, moment: type[Any]) -> None:
+@pytest.mark.parametrize(
+    ("moment", "updates"), [(PrepareUpdate, 0), (ApplyUpdate, 1), (Committed, 1)], ids=["vote", "step", "commit"]
+)
+def test_a_stop_waits_from_begin_to_commit_and_not_longer(make_core: MakeCore, moment: type[Any], updates: int) -> None:
     core = trained(make_core())
     answer = core.workers.answers[moment]
 
@@ -174,13 +177,9 @@ def test_a_stop_during_the_update_is_obeyed_only_when_it_is_over(make_core: Make
         return answer(m)
 
     core.workers.answers[moment] = stop
-    assert Update(core.context).run()
-    assert core.events(events.UpdateCommitted)
-    assert core.context.gate.state is State.OPEN
-    core.link.on(DigestReply, lambda *_: None)
-    core.link.ask(Role.PREFIX, lambda cause: DigestRequest(cause=cause), "anything", 1.0)
     with pytest.raises(StopRun, match="SIGINT"):
-        core.link.pump(lambda: False)
+        Update(core.context).run()
+    assert len(core.events(events.UpdateBegin)) == len(core.events(events.UpdateCommitted)) == updates
 
 
 def test_a_trainer_that_fails_between_begin_and_commit_leaves_begin_alone(make_core: MakeCore) -> None:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
+
+import zmq
 
 from rollplex.memory.segment import backend
 from rollplex.protocol.claim import claim
 from rollplex.protocol.common import Device, Role
-from rollplex.protocol.handshake import Welcome
+from rollplex.protocol.handshake import Welcome, encode_handshake, identity
 from rollplex.worker.connection import connect_stream
 from rollplex.worker.messages import MessageThread
 from rollplex.worker.options import WorkerOptions
@@ -26,6 +28,9 @@ from rollplex_coordinator.link import Link
 DEADLINE_S = 10.0
 ACK_S = 100.0
 WELCOME = Welcome(run_id="test-run", alive_every_s=0.05, received_within_s=5.0, grace_s=2.0)
+
+
+WorkerT = TypeVar("WorkerT", "Worker", "DeafWorker")
 
 
 class Clock:
@@ -100,6 +105,28 @@ class Worker:
         self.stream.close()
 
 
+class DeafWorker:
+    """Joins, and then neither reads nor says anything."""
+
+    def __init__(self, run_dir: Path, role: Role) -> None:
+        options = WorkerOptions(
+            role=role, run_dir=run_dir, device=Device(), incarnation=1, connect_deadline_s=DEADLINE_S
+        )
+        found, self.stream, hello, _ = connect_stream(options)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._dealer = self._context.socket(zmq.DEALER)
+        self._dealer.setsockopt(zmq.IDENTITY, identity(role, Device(), 1))
+        self._dealer.setsockopt(zmq.LINGER, 0)
+        self._dealer.connect(found.control_endpoint)
+        self._dealer.send(encode_handshake(hello))
+
+    def close(self) -> None:
+        """Close everything at once, as the kernel does for a dead process."""
+        self._dealer.close()
+        self._context.term()
+        self.stream.close()
+
+
 class Site:
     """A link over real sockets, and the workers that joined it.
 
@@ -111,20 +138,29 @@ class Site:
         self.run_dir, self.hub, self.clock = run_dir, hub, clock
         self.supervisor = FakeSupervisor()
         self.link = Link(hub, self.supervisor, ACK_S, clock=clock)  # type: ignore[arg-type] # has what Link asks it
-        self._workers: list[Worker] = []
+        self._workers: list[Worker | DeafWorker] = []
         self._pool = ThreadPoolExecutor()
 
     def join(self, role: Role, incarnation: int = 1) -> Worker:
         """A worker connects while the link turns."""
-        coming = self._pool.submit(Worker, self.run_dir, role, incarnation)
+        return self._join(role, lambda: Worker(self.run_dir, role, incarnation))
+
+    def join_deaf(self, role: Role) -> DeafWorker:
+        """The same, of the deaf kind."""
+        return self._join(role, lambda: DeafWorker(self.run_dir, role))
+
+    def _join(self, role: Role, make: Callable[[], WorkerT]) -> WorkerT:
+        coming = self._pool.submit(make)
         self.link.await_peers([role], DEADLINE_S)
-        self._workers.append(coming.result(DEADLINE_S))
-        return self._workers[-1]
+        worker = coming.result(DEADLINE_S)
+        self._workers.append(worker)
+        return worker
 
     def turn(self) -> None:
         """One turn of the loop."""
-        done = iter((False, True))
-        self.link.pump(lambda: next(done, True))
+        turns: list[None] = []
+        self.link.after_turn = lambda: turns.append(None)
+        self.link.pump(lambda: bool(turns))
 
     def soon(self, action: Any) -> None:
         """Do something in a moment, while the link turns."""

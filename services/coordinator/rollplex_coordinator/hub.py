@@ -86,6 +86,10 @@ class Ready(Struct, frozen=True, kw_only=True):
 Event: TypeAlias = Joined | Arrived | Gone | Ready
 
 
+class Unreachable(ProtocolError):  # noqa: N818 - it names what happened
+    """A message for a worker whose message socket is gone: its process is dead or dying."""
+
+
 class Hub:
     """All connections of one coordinator."""
 
@@ -135,12 +139,14 @@ class Hub:
         """Send one typed message.
 
         Raises:
-            ProtocolError: the peer is not connected, or its queue is full.
+            Unreachable: the peer's message socket is gone.
+            ProtocolError: its queue is full, or the message is none of its channel.
         """
         try:
             self._router.send_multipart([peer.identity, CHANNELS[peer.role].to_worker.encode(message)])
         except zmq.ZMQError as error:
-            raise ProtocolError(
+            kind = Unreachable if error.errno == zmq.EHOSTUNREACH else ProtocolError
+            raise kind(
                 "cannot send a message", got=f"{error}", needed="a connected peer that reads", where=str(peer)
             ) from error
 

@@ -12,12 +12,12 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from rollplex.errors import ProtocolError, RollplexError, ServiceDied, StateError
 from rollplex.protocol.common import Alive, Device, ErrorReport, Failed, Leave, Leaving, Received, Role
 from rollplex.protocol.rollout import GroupFinished
-from rollplex_coordinator.hub import Arrived, Event, Gone, Hub, Joined, Peer, Ready
+from rollplex_coordinator.hub import Arrived, Event, Gone, Hub, Joined, Peer, Ready, Unreachable
 from rollplex_coordinator.stop import StopRun
 from rollplex_coordinator.supervisor import Supervisor
 from rollplex_coordinator.waits import Wait, Waits
@@ -188,16 +188,23 @@ class Link:
         """Send the instruction that `make(cause)` builds; its answer goes to the handler of its type.
 
         Raises:
-            ProtocolError: the worker is not connected.
+            ProtocolError: the worker has not joined, or does not read.
+            WorkerFailed, ServiceDied: it has ended, which the end of its stream will say only later.
         """
         peer = self._peers.get(role)
         if peer is None:
             raise ProtocolError("cannot instruct a worker that has not joined", got=what, where=str(role))
         cause = self._new_cause()
-        self.hub.send(peer, make(cause))
+        try:
+            self.hub.send(peer, make(cause))
+            reached = True
+        except Unreachable:
+            reached = False
         self.waits.add(
             cause=cause, what=what, peer=str(peer), now_s=self._clock(), ack_s=self._ack_s, section_s=section_s
         )
+        if not reached:
+            self._gone(peer)
         return cause
 
     def call(
@@ -291,7 +298,7 @@ class Link:
         peer = self._peers.get(role) or Peer(role=role, device=Device(), incarnation=0, pid=0)
         self._gone(peer)
 
-    def _gone(self, peer: Peer) -> None:
+    def _gone(self, peer: Peer) -> NoReturn:
         """Its last message may say why; it was sent before the end of the stream but may be read after it."""
         end = self._clock() + LAST_WORDS_S
         heard = list(self._events)
