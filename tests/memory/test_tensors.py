@@ -14,7 +14,7 @@ from rollplex.layout.optimizer import optimizer_table
 from rollplex.layout.parameters import ParameterTable, gradient_table, parameter_table, reference_table
 from rollplex.layout.shape import ModelShape
 from rollplex.memory import Mapping
-from rollplex.memory.tensors import DTYPES, hf_views, kv_views, optimizer_views, padding, tensor, views
+from rollplex.memory.tensors import DTYPES, hf_views, kv_views, optimizer_views, padding, require_mapped, tensor, views
 
 NewMapping: TypeAlias = Callable[[int], Mapping]
 
@@ -33,6 +33,15 @@ def test_a_tensor_is_the_segment_itself(mapping: Mapping) -> None:
     assert numbers.tolist() == [[0, 1, 2], [3, 0, 5]]
     assert tensor(mapping, 8, (), torch.int64).shape == ()
     assert tensor(mapping, 8, (0, 3), torch.int64).shape == (0, 3)
+
+
+def test_a_copy_of_a_weight_is_told_from_the_mapped_one(mapping: Mapping, table: ParameterTable) -> None:
+    mine = hf_views(views(mapping, table), table)
+    require_mapped(mapping, mine)
+    name = list(mine)[3]
+    mine[name] = mine[name].clone()
+    with pytest.raises(SegmentError, match=f"{name}: A parameter is not in the segment"):
+        require_mapped(mapping, mine)
 
 
 def test_a_tensor_keeps_the_mapping_open(mapping: Mapping) -> None:

@@ -289,6 +289,15 @@ def test_a_digest_is_of_the_weights_as_this_process_sees_them_now(make_world: Ma
     assert world.send(DigestRequest(cause=3)).version == VERSION + 1
 
 
+def test_a_prefix_that_computes_with_a_copy_of_the_weights_is_found_out(make_world: MakeWorld) -> None:
+    world = make_world()
+    model = world.service._ready.actor
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()
+    with pytest.raises(SegmentError, match="A parameter is not in the segment"):
+        world.send(DigestRequest(cause=1))
+
+
 def test_scores_survive_the_way_to_the_trainer(make_world: MakeWorld, responses: list[Responses]) -> None:
     world = make_world()
     world.forward(Which.REFERENCE, ALL, 0)

@@ -68,6 +68,9 @@ class RecordedEngine:
             start_s=1.0, prefill_end_s=2.0, end_s=3.0, decode_steps=1, vision_prompts=2, kv_bytes=self.kv_bytes(unit)
         )
 
+    def check_mapped(self) -> None:
+        self._story.append("check mapped")
+
     def drop_caches(self) -> None:
         self._story.append("drop caches")
 

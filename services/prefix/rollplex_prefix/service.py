@@ -19,7 +19,7 @@ from rollplex.layout.parameters import gradient_table, parameter_table, referenc
 from rollplex.layout.shape import read_shape
 from rollplex.memory.digest import digest
 from rollplex.memory.header import HeaderPage
-from rollplex.memory.tensors import kv_views, tensor, views
+from rollplex.memory.tensors import kv_views, require_mapped, tensor, views
 from rollplex.model.batch import PromptBatch, prompt_batch
 from rollplex.model.build import build
 from rollplex.model.measure import GraphMeter, ScratchMeter
@@ -91,6 +91,7 @@ class PrefixService:
                 reply(CachesDropped(cause=message.cause, version=header.version))
             case DigestRequest():
                 header = self._ready.header.require(self._ready.header.read().version)
+                require_mapped(self._ready.mapping, dict(self._ready.actor.named_parameters()))
                 value = digest(self._ready.mapping, self._ready.table)
                 self._ready.header.require(header.version)
                 reply(DigestReply(cause=message.cause, version=header.version, digest=value))

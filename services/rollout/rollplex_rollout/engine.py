@@ -145,6 +145,14 @@ class Engine(Protocol):
         """Whether tokens are sampled from the mapped weights themselves, whose version the header shows."""
         ...
 
+    def check_mapped(self) -> None:
+        """Look whether the weights that it reads are the mapped ones.
+
+        Raises:
+            SegmentError: a weight lies elsewhere.
+        """
+        ...
+
     def kv_bytes(self, unit: Unit) -> int:
         """K/V that `generate` will hold for this unit, predicted from shapes."""
         ...

@@ -150,6 +150,7 @@ class RolloutService:
         ready = self._ready
         version = ready.header.read().version
         ready.header.require(version)
+        ready.engine.check_mapped()
         value = digest(ready.setup.actor, ready.setup.table)
         ready.header.require(version)
         return DigestReply(cause=message.cause, version=version, digest=value)

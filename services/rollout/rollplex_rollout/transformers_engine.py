@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from rollplex.memory.predict import rollout_kv_bytes
-from rollplex.memory.tensors import tensor, views
+from rollplex.memory.tensors import require_mapped, tensor, views
 from rollplex.model.batch import PromptBatch, prompt_batch
 from rollplex.model.build import build
 from rollplex.model.decode import Decoder
@@ -42,6 +42,7 @@ class TransformersEngine:
             EngineError: no id of the vocabulary may be sampled.
         """
         prepare_torch(setup.spec)
+        self._mapping = setup.actor
         self._shape = setup.shape
         self._dtype = setup.spec.dtype
         self._never_sampled = setup.spec.never_sampled
@@ -59,6 +60,9 @@ class TransformersEngine:
     @property
     def on_policy(self) -> bool:
         return True
+
+    def check_mapped(self) -> None:
+        require_mapped(self._mapping, dict(self._model.named_parameters()))
 
     def kv_bytes(self, unit: Unit) -> int:
         return rollout_kv_bytes(

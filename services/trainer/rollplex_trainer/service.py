@@ -23,7 +23,7 @@ from torch import autograd
 
 from rollplex.errors import StateError, UpdateError
 from rollplex.layout.kv import KvLayout
-from rollplex.memory.tensors import KvViews, kv_views
+from rollplex.memory.tensors import KvViews, kv_views, require_mapped
 from rollplex.model.measure import GraphMeter, ScratchMeter
 from rollplex.model.prefix import PrefixState, leaf_state
 from rollplex.model.suffix import suffix_forward
@@ -79,6 +79,7 @@ class TrainerService:
                 reply(self._save(message))
             case DigestRequest():
                 version = self._ready.header.read().version
+                require_mapped(self._ready.mapping, dict(self._ready.model.named_parameters()))
                 reply(DigestReply(cause=message.cause, version=version, digest=self._ready.digest()))
             case Leave():
                 raise AssertionError("the runtime ends on Leave")

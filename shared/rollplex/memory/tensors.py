@@ -40,6 +40,23 @@ def tensor(mapping: Mapping, offset: int, shape: tuple[int, ...], dtype: torch.d
     return torch.frombuffer(view, dtype=dtype).view(shape)
 
 
+def require_mapped(mapping: Mapping, tensors: MappingOf[str, Tensor]) -> None:
+    """Whether every tensor lies in the segment: nobody has made a copy of the weights for itself.
+
+    Raises:
+        SegmentError: names the first that does not.
+    """
+    first = tensor(mapping, 0, (1,), torch.uint8).data_ptr()
+    for name, value in tensors.items():
+        if not first <= value.data_ptr() < first + mapping.size_bytes:
+            raise SegmentError(
+                "A parameter is not in the segment that holds the weights",
+                got="storage of its own",
+                needed="a view of the mapped segment: the weights exist once",
+                where=name,
+            )
+
+
 def views(mapping: Mapping, table: ParameterTable) -> dict[str, Tensor]:
     """Every entry of `table` by SGLang's name, in its stored shape with padding, in the order of the table.
 
