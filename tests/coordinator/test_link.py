@@ -250,10 +250,10 @@ def test_an_instruction_for_a_worker_whose_socket_is_gone_is_a_death_and_not_a_f
 
 
 @pytest.mark.parametrize("after_end", [False, True], ids=["sent first", "read after the end of the stream"])
-def test_the_last_words_of_a_dying_worker_say_why(site: Site, after_end: bool) -> None:
+def test_the_last_words_of_a_dying_worker_say_why(site: Site, after_end: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollplex_coordinator.link.LAST_WORDS_S", 5.0)
     worker = site.join(Role.ROLLOUT)
     ask(site)
-    site.supervisor.ends[Role.ROLLOUT] = "exit code 1"
 
     def end() -> None:
         if not after_end:
@@ -262,7 +262,6 @@ def test_the_last_words_of_a_dying_worker_say_why(site: Site, after_end: bool) -
         if after_end:
             site.soon(lambda: worker.send(Failed(cause=1, error=REPORT)))
 
-    site.supervisor.ends.clear()
     site.soon(end)
     with pytest.raises(WorkerFailed, match="unit 3: out of ideas; got none; needed one. Think.") as caught:
         site.link.pump(lambda: False)
@@ -282,7 +281,10 @@ def test_a_worker_that_was_told_to_leave_from_outside_stops_the_run(site: Site) 
     assert caught.value.exit_code == 0
 
 
-def test_a_worker_that_leaves_and_dies_stops_the_run_and_is_no_error(site: Site) -> None:
+def test_a_worker_that_leaves_and_dies_stops_the_run_and_is_no_error(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollplex_coordinator.link.LAST_WORDS_S", 5.0)
     worker = site.join(Role.ROLLOUT)
     site.soon(worker.die)
     site.soon(lambda: site.soon(lambda: worker.send(Leaving(reason="SIGTERM"))))

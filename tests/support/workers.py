@@ -9,10 +9,11 @@ from __future__ import annotations
 import random
 import struct
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from rollplex.data.inputs import ALIGN_BYTES
 from rollplex.protocol.codec import CHANNELS
@@ -70,6 +71,25 @@ def doubles(*values: float) -> bytes:
 def prompts_of(rows: tuple[int, ...]) -> tuple[tuple[PromptSlot, ...], int]:
     """The prompts of some rows, functions of their numbers: text, one image, or two; and the segment's size."""
     slots = []
+    for group, row in enumerate(rows):
+        grids = (((1, 4, 4),), (), ((1, 2, 4), (1, 4, 2)))[row % 3]
+        tokens = 3 + row % 5 + sum(2 + t * h * w // 4 for t, h, w in grids)
+        media = tuple(MediaSlot(offset=0, frames=t, height=h, width=w) for t, h, w in grids)
+        slot = PromptSlot(
+            group=group,
+            row=row,
+            tokens=tokens,
+            ids_offset=0,
+            positions_offset=0,
+            next_position=tokens,
+            media=media,
+        )
+        slots.append(slot)
+    return lay_out(slots)
+
+
+def lay_out(slots: Sequence[PromptSlot]) -> tuple[tuple[PromptSlot, ...], int]:
+    """Places for prompts in an inputs segment, as `rollplex.data.inputs` lays them out, and its size in bytes."""
     at = 0
 
     def place(size_bytes: int) -> int:
@@ -78,22 +98,12 @@ def prompts_of(rows: tuple[int, ...]) -> tuple[tuple[PromptSlot, ...], int]:
         at = -(-(at + size_bytes) // ALIGN_BYTES) * ALIGN_BYTES
         return start
 
-    for group, row in enumerate(rows):
-        grids = (((1, 4, 4),), (), ((1, 2, 4), (1, 4, 2)))[row % 3]
-        tokens = 3 + row % 5 + sum(2 + t * h * w // 4 for t, h, w in grids)
-        slot = PromptSlot(
-            group=group,
-            row=row,
-            tokens=tokens,
-            ids_offset=place(8 * tokens),
-            positions_offset=place(24 * tokens),
-            next_position=tokens,
-            media=tuple(
-                MediaSlot(offset=place(4 * ROW_WIDTH * t * h * w), frames=t, height=h, width=w) for t, h, w in grids
-            ),
-        )
-        slots.append(slot)
-    return tuple(slots), at
+    placed = []
+    for slot in slots:
+        ids, positions = place(8 * slot.tokens), place(24 * slot.tokens)
+        media = tuple(replace(m, offset=place(4 * ROW_WIDTH * m.rows)) for m in slot.media)
+        placed.append(replace(slot, ids_offset=ids, positions_offset=positions, media=media))
+    return tuple(placed), at
 
 
 class Workers:

@@ -143,9 +143,11 @@ class Sizes:
             longest = max(config.rollout.forced_lengths)
         tokens, prompts = train.max_prompt_tokens, config.prefix_prompts
         rows = prompts * self.copies
-        # The one shape that a bound cannot know: media of unequal sizes cost an extra copy, so one odd image is added.
-        grids = [(1, 2, max(2, train.max_media_rows // 2))] * (rows if train.max_media_rows else 0)
-        grids += [(1, 4, 2)] if grids else []
+        # The one shape that a bound cannot know: media of unequal sizes cost an extra copy, so one odd image is added,
+        # with sequences of another length than the others' in whole frames and in windows.
+        width = max(2, train.max_media_rows // 2)
+        grids = [(1, 2, width)] * (rows if train.max_media_rows else 0)
+        grids += [(1, 2, 2) if width > 2 else (1, 4, 2)] if grids else []
         # Responses of unequal length cost padding masks, those of the same length more tokens: the larger counts.
         full = [longest] * (config.suffix_prompts * samples)
         ragged = [*full[1:], max(1, longest - 1)]
