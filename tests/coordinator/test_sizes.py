@@ -223,7 +223,8 @@ def test_one_prompt_whose_media_have_another_size_is_bounded(
     """Sequences of unequal length cost the vision tower a copy of every patch."""
     config = make_config(model_folder, data={"prompts_per_iteration": 64})
     sizes = Sizes(config)
-    kinds: list[Drawn] = [(1, [(1, 2, media_rows // 2)])] * 63 + [(1, odd)]
+    usual: Drawn = (1, [(1, 2, media_rows // 2)])
+    kinds = [usual] * 63 + [(1, odd)]
     bound = sizes.bounds(data_of(checked(kinds, "train")))[Kind.PREFIX_ACTIVATIONS]
     unit = [slot(group, row) for group, row in enumerate(kinds)]
     assert sizes.prefix_unit(Which.ACTOR, unit, 0)[0].size_bytes <= bound

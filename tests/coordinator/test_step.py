@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-import re
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -15,34 +14,22 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from rollplex.errors import BudgetError, RewardError, StateError
+from rollplex.errors import RewardError, StateError
 from rollplex.protocol.prefix import PrefixBackward, PrefixForward, ScoreSuffix, Which
 from rollplex.protocol.reward import RewardGroup, RewardProblem
 from rollplex.protocol.rollout import GenerateUnit
 from rollplex.protocol.trainer import TrainSuffix
 from rollplex_coordinator import events
-from rollplex_coordinator.budget import plan_memory
 from rollplex_coordinator.events import UnitKind
 from rollplex_coordinator.feed import StepInputs
 from rollplex_coordinator.gathered import Gathered
 from rollplex_coordinator.plan import StepPlan
-from rollplex_coordinator.sizes import Sizes
-from support.core import AMPLE, DEVICE, Core, check_data, make_config
+from support.core import AMPLE, Core, make_config, minimum_bytes
 from support.workers import doubles, reward_failed
 
 MakeCore = Callable[..., Core]
 ROWS = (4, 9, 14, 2, 21, 7)
 STEP = 3
-
-
-def minimum_bytes(folder: Path, sections: dict[str, Any]) -> int:
-    """The smallest budget that the plan of memory accepts."""
-    config = make_config(folder, **sections)
-    with pytest.raises(BudgetError) as caught:
-        plan_memory(config, Sizes(config), check_data(config), DEVICE, 1)
-    found = re.search(r"at least ([\d,]+) bytes", str(caught.value))
-    assert found is not None
-    return int(found[1].replace(",", ""))
 
 
 def draw_sections(rng: random.Random) -> dict[str, Any]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import pytest
 from msgspec.structs import replace
 
 from rollplex.config import Config, from_mapping
 from rollplex.config.wire import train_sampling
+from rollplex.errors import BudgetError
 from rollplex.memory.segment import backend
 from rollplex.protocol.common import Device, Kind, LeaseRef, Role, SegmentRef
 from rollplex.protocol.inputs import DataChecked, SourceChecked
@@ -103,6 +106,16 @@ def check_data(config: Config) -> DataChecked:
         for name in names
     )
     return DataChecked(cause=1, sources=sources, never_sampled=(1, 2), stop_ids=(STOP_ID,), row_width=ROW_WIDTH)
+
+
+def minimum_bytes(folder: Path, sections: dict[str, Any]) -> int:
+    """The smallest budget that the plan of memory accepts, as its refusal says."""
+    config = make_config(folder, **sections)
+    with pytest.raises(BudgetError) as caught:
+        plan_memory(config, Sizes(config), check_data(config), DEVICE, 1)
+    found = re.search(r"at least ([\d,]+) bytes", str(caught.value))
+    assert found is not None, str(caught.value)
+    return int(found[1].replace(",", ""))
 
 
 class Core:
