@@ -228,3 +228,15 @@ def test_one_prompt_whose_media_have_another_size_is_bounded(
     bound = sizes.bounds(data_of(checked(kinds, "train")))[Kind.PREFIX_ACTIVATIONS]
     unit = [slot(group, row) for group, row in enumerate(kinds)]
     assert sizes.prefix_unit(Which.ACTOR, unit, 0)[0].size_bytes <= bound
+
+
+@pytest.mark.parametrize("shorter", [0, 1, 3])
+def test_a_unit_with_one_response_that_is_a_little_shorter_is_bounded(model_folder: Path, shorter: int) -> None:
+    """Unequal lengths cost masks, which weigh more than the missing tokens."""
+    config = make_config(model_folder, rollout={"group_size": 4, "max_new_tokens": 9})
+    sizes = Sizes(config)
+    slots, data = uniform(config, 20, 8)
+    lengths = [(9, 9, 9, 9)] * 3 + [(9, 9, 9, 9 - shorter)]
+    responses = tuple(Responses(group=g, lengths=each, tokens=b"") for g, each in enumerate(lengths))
+    size_bytes = sum(want.size_bytes for want in sizes.train_workspace(slots, responses, 0))
+    assert size_bytes <= sizes.bounds(data)[TRAIN_WORKSPACE]
