@@ -164,7 +164,7 @@ def test_an_async_function_is_awaited(child: Child, functions: Functions) -> Non
         ("os._exit(0)", RewardProblem.RAISED, "ended with exit code 0"),
         ("os.kill(os.getpid(), signal.SIGSEGV)", RewardProblem.RAISED, "ended by SIGSEGV"),
         ("os.kill(os.getpid(), signal.SIGKILL)", RewardProblem.RAISED, "ended by SIGKILL"),
-        ("os.closerange(0, 100); return [0] * 3", RewardProblem.RAISED, "lost"),
+        ("os.closerange(0, 65_536); return [0] * 3", RewardProblem.RAISED, "lost"),
         ("os.write(int(sys.argv[1]), b'garbage' * 9); time.sleep(60)", RewardProblem.RAISED, "lost"),
     ],
 )
