@@ -29,6 +29,11 @@ class Checkpoints:
         self.newest: tuple[int, int] | None = None
         """Step and version of the newest one."""
 
+    @property
+    def folder(self) -> str | None:
+        """Of the newest one; None before the first."""
+        return self._folders[-1] if self._folders else None
+
     def save(self) -> None:
         """Write one of the present version; pumps until its folder is in place and journalled.
 

@@ -91,6 +91,7 @@ class _Run:
         self._work = Work(wanted, serve=options.serve)
         self._control = CoreControl(self._node, self._work)
         self._node.link.after_turn = self._after_turn
+        self._checkpoints: Checkpoints | None = None
         self._evaluated: set[tuple[str, int]] = set()
         run_dir = claimed.run_dir.path
         token = create_or_read(run_dir / "token")
@@ -104,11 +105,12 @@ class _Run:
         reason, code = "done", 0
         try:
             self._live()
+            say(f"rollplex: done, {self._so_far()}")
         except StopRun as stop:
             reason, code = str(stop), stop.exit_code
             if stop.source != HTTP:
                 self._note(StopRequested(when=StopWhen.NOW, exit=True, source=stop.source))
-            say(f"rollplex: {reason}")
+            say(f"rollplex: {reason} after {self._so_far()}")
         except RollplexError as error:
             reason, code = str(error)[:4_000], exit_code(error)
             event, text = told(error, node.record, node.supervisor)
@@ -135,6 +137,11 @@ class _Run:
             node.end("the run ended" if code == 0 else "the run was stopped or failed; the coordinator says why")
         except JournalError as error:
             log.error("%s", error)
+
+    def _so_far(self) -> str:
+        """What there is to go on from."""
+        newest = self._checkpoints.folder if self._checkpoints is not None else None
+        return f"{self._work.done} iterations; newest checkpoint: {newest or 'none'}"
 
     def _note(self, event: Event) -> None:
         """Journal an event of the end; a journal that fails must not keep the end from happening."""
@@ -174,11 +181,12 @@ class _Run:
         for role in (*CHILDREN, *WORKERS):
             node.start(role)
         context = self._load()
-        checkpoints = Checkpoints(context)
+        checkpoints = self._checkpoints = Checkpoints(context)
         while not self._work.last:
             if self._work.iterate:
                 self._iterate(context, checkpoints)
             else:
+                say("rollplex: waiting for POST /iterations")
                 node.link.pump(lambda: self._work.iterate or self._work.checkpoint_wanted or self._work.last)
             if self._work.checkpoint_wanted:
                 self._work.checkpoint_wanted = False

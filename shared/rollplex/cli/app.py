@@ -33,7 +33,10 @@ app = typer.Typer(
 def up(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the run.")],
     iterations: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Stop after N iterations. Default: run.iterations.")
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="Stop after N iterations. Default: run.iterations, or none with --serve."
+        ),
     ] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="A.B=V", help="Override a key of CONFIG. May be repeated.")
@@ -42,7 +45,7 @@ def up(
         Path | None, typer.Option(metavar="DIR", help="Where the run leaves its files. Default: a new folder in runs.")
     ] = None,
     serve: Annotated[
-        bool, typer.Option("--serve", help="Stay up for the control API when the iterations are done.")
+        bool, typer.Option("--serve", help="Stay up and wait for the control API (POST /iterations).")
     ] = False,
 ) -> None:
     """Start a node and run the iterations of CONFIG."""
