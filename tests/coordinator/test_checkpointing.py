@@ -1,0 +1,128 @@
+"""Checkpoints: what the trainer is asked for, what is on disk when, what stays."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollplex.protocol.common import ErrorReport, Failed
+from rollplex.protocol.rollout import GenerateUnit
+from rollplex.protocol.trainer import CheckpointSaved, SaveCheckpoint
+from rollplex_coordinator import events
+from rollplex_coordinator.checkpointing import Checkpoints
+from rollplex_coordinator.iteration import Iteration
+from rollplex_coordinator.link import WorkerFailed
+from rollplex_coordinator.phases import Phase
+from rollplex_coordinator.stop import StopRun
+from support.core import Core
+
+MakeCore = Callable[..., Core]
+ROWS = (4, 9, 14, 2)
+
+
+def iterate(core: Core, step: int) -> None:
+    core.record.step = step
+    Iteration(core.context, step=step, rows=ROWS, ahead=None).run()
+    core.record.step = None
+
+
+def writing(core: Core) -> None:
+    """The trainer really makes folders."""
+
+    def answer(m: SaveCheckpoint) -> list[Any]:
+        Path(m.folder).mkdir()
+        return [CheckpointSaved(cause=m.cause, step=m.step, version=m.version, folder=m.folder, size_bytes=10)]
+
+    core.workers.answers[SaveCheckpoint] = answer
+
+
+@pytest.fixture
+def core(make_core: MakeCore) -> Core:
+    core = make_core(checkpoint={"keep": 2}, run={"seed": 12})
+    writing(core)
+    return core
+
+
+def folders(core: Core) -> list[str]:
+    return sorted(path.name for path in (core.context.run_dir / "checkpoints").iterdir())
+
+
+def test_the_trainer_is_asked_to_save_the_present_version_with_what_is_needed_to_go_on(core: Core) -> None:
+    iterate(core, 0)
+    Checkpoints(core.context).save()
+    (m,) = core.sent(SaveCheckpoint)
+    assert (m.step, m.version, m.folder) == (1, 1, str(core.context.run_dir / "checkpoints" / "step_1"))
+    state = json.loads(m.state_json)
+    assert (state["step"], state["version"], state["seed"]) == (1, 1, 12)
+    assert state["data"] == {"train": "rows of train"}
+    assert state["table_hash"] == core.sizes.table.hash
+    assert "seed: 12" in state["config"]
+    assert core.ledger.phase is core.record.phase is Phase.IDLE
+
+
+def test_it_is_journalled_durably_once_the_trainer_says_that_it_is_there(core: Core) -> None:
+    Checkpoints(core.context).save()
+    assert [entry[0] for entry in core.story] == ["send", "durable"]
+    (saved,) = core.events(events.CheckpointSaved)
+    assert (saved.step, saved.version, saved.size_bytes) == (0, 0, 10)
+    assert saved.folder.endswith("step_0")
+
+
+def test_the_same_step_and_version_are_saved_once(core: Core) -> None:
+    checkpoints = Checkpoints(core.context)
+    checkpoints.save()
+    checkpoints.save()
+    assert len(core.sent(SaveCheckpoint)) == 1
+    iterate(core, 0)
+    checkpoints.save()
+    assert [m.step for m in core.sent(SaveCheckpoint)] == [0, 1]
+
+
+def test_only_the_newest_stay_and_only_what_this_run_made_is_removed(core: Core) -> None:
+    foreign = core.context.run_dir / "checkpoints" / "step_99"
+    foreign.mkdir(parents=True)
+    checkpoints = Checkpoints(core.context)
+    for step in range(4):
+        iterate(core, step)
+        checkpoints.save()
+    assert folders(core) == ["step_3", "step_4", "step_99"]
+    assert checkpoints.newest == (4, 4)
+
+
+def test_an_old_one_that_cannot_be_removed_does_not_end_the_run(core: Core, caplog: pytest.LogCaptureFixture) -> None:
+    checkpoints = Checkpoints(core.context)
+    for step in range(3):
+        iterate(core, step)
+        checkpoints.save()
+        if step == 0:
+            shutil.rmtree(core.context.run_dir / "checkpoints" / "step_1")
+    assert "could not be removed" in caplog.text
+    assert folders(core) == ["step_2", "step_3"]
+
+
+def test_a_stop_meanwhile_waits_until_it_is_saved(core: Core) -> None:
+    answer = core.workers.answers[SaveCheckpoint]
+
+    def stop(m: SaveCheckpoint) -> list[Any]:
+        core.link.stop(StopRun(source="SIGINT", exit_code=130))
+        return answer(m)
+
+    core.workers.answers[SaveCheckpoint] = stop
+    Checkpoints(core.context).save()
+    assert core.events(events.CheckpointSaved)
+    with pytest.raises(StopRun):
+        iterate(core, 0)
+    assert not core.sent(GenerateUnit), "nor longer"
+
+
+def test_a_trainer_that_cannot_save_ends_the_run_and_nothing_is_journalled(core: Core) -> None:
+    report = ErrorReport(kind="CheckpointError", what="the disk is full")
+    core.workers.answers[SaveCheckpoint] = lambda m: [Failed(cause=m.cause, error=report)]
+    with pytest.raises(WorkerFailed, match="the disk is full"):
+        Checkpoints(core.context).save()
+    assert not core.events(events.CheckpointSaved)

@@ -1,0 +1,113 @@
+"""An evaluation: every row once, greedily, at one version; means of what came back; nothing changes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from rollplex.errors import RewardError
+from rollplex.protocol.inputs import PrepareInputs
+from rollplex.protocol.reward import RewardGroup
+from rollplex.protocol.rollout import GenerateUnit
+from rollplex_coordinator import events
+from rollplex_coordinator.evaluate import Evaluation
+from rollplex_coordinator.iteration import Iteration
+from rollplex_coordinator.phases import Phase
+from support.core import NUM_ROWS, Core
+from support.workers import doubles, reward_failed
+
+MakeCore = Callable[..., Core]
+NAN = float("nan")
+SECTION = {"name": "held_out", "data": "other.jsonl"}
+
+
+def evaluate(core: Core) -> dict[str, float]:
+    return Evaluation(core.context, core.context.config.eval[0]).run()
+
+
+@pytest.fixture
+def core(make_core: MakeCore) -> Core:
+    return make_core(eval=[{**SECTION, "limit": 10}])
+
+
+def test_every_row_is_sampled_once_greedily_with_draws_of_its_own(core: Core) -> None:
+    core.record.version = 0
+    evaluate(core)
+    units = core.sent(GenerateUnit)
+    assert [tuple(slot.row for slot in m.prompts) for m in units] == [(0, 1, 2, 3), (4, 5, 6, 7), (8, 9)]
+    for m in units:
+        sampling = m.sampling
+        assert (sampling.temperature, sampling.group_size, sampling.purpose) == (0.0, 1, "eval:held_out")
+        assert (m.step, m.version) == (0, 0)
+        assert m.kv.size_bytes == core.sizes.rollout_kv(m.prompts, sampling, m.unit).size_bytes
+    rewards = core.sent(RewardGroup)
+    assert sorted(m.row for m in rewards) == list(range(10))
+    assert {m.source for m in rewards} == {"held_out"}
+    assert {m.source for m in core.sent(PrepareInputs)} == {"held_out"}
+
+
+def test_without_a_limit_all_good_rows_are_used(make_core: MakeCore) -> None:
+    core = make_core(eval=[SECTION])
+    assert evaluate(core)["count"] == NUM_ROWS
+    train, held_out = core.data.sources
+    core.context.data = replace(core.data, sources=(train, replace(held_out, good_rows=(3, 8, 20))))
+    assert evaluate(core)["count"] == 3
+    assert sorted(m.row for m in core.sent(RewardGroup)[-3:]) == [3, 8, 20]
+
+
+def test_the_next_batch_is_prepared_while_one_is_sampled(core: Core) -> None:
+    evaluate(core)
+    kinds = [type(entry[2]) for entry in core.story if type(entry[2]) in {PrepareInputs, GenerateUnit}]
+    assert kinds == [PrepareInputs, PrepareInputs, GenerateUnit, PrepareInputs, GenerateUnit, GenerateUnit]
+
+
+def test_means_are_over_what_is_there(core: Core) -> None:
+    fine = core.workers.rewarded
+
+    def answer(m: RewardGroup) -> list[Any]:
+        value = [1.0, 0.5, NAN, 0.0][m.row % 4]
+        return [replace(fine(m), rewards=doubles(value), by_function=(doubles(value),))]
+
+    core.workers.answers[RewardGroup] = answer
+    metrics = evaluate(core)
+    values = [[1.0, 0.5, NAN, 0.0][row % 4] for row in range(10)]
+    there = [value for value in values if value == value]  # noqa: PLR0124 - NaN differs
+    assert metrics["reward"] == metrics["rewards/score/mean"] == pytest.approx(sum(there) / len(there))
+    assert metrics["count"] == 10
+    lengths = [sum(m.responses.lengths) for m in core.sent(RewardGroup)]
+    assert metrics["completions/mean_length"] == pytest.approx(sum(lengths) / 10)
+    (done,) = core.events(events.EvalDone)
+    assert (done.name, done.step, done.version, done.metrics) == ("held_out", 0, 0, metrics)
+    (line,) = (core.context.run_dir / "eval.jsonl").read_text().splitlines()
+    assert json.loads(line) == {"name": "held_out", "step": 0, "version": 0, **metrics}
+
+
+def test_an_evaluation_changes_nothing(core: Core) -> None:
+    core.record.step = 0
+    Iteration(core.context, step=0, rows=(4, 9, 14, 2), ahead=(21, 7, 3, 16)).run()
+    before = (core.record.version, core.context.gate.version, core.context.gate.step, core.leased)
+    evaluate(core)
+    assert (core.record.version, core.context.gate.version, core.context.gate.step, core.leased) == before
+    assert core.ledger.phase is core.record.phase is Phase.IDLE
+    assert [event.phase for event in core.events(events.PhaseEntered)][-2:] == ["EVAL", "IDLE"]
+    core.record.step = 1
+    Iteration(core.context, step=1, rows=(21, 7, 3, 16), ahead=None).run()
+    assert core.record.version == 2
+
+
+def test_a_failed_reward_ends_it_whatever_the_policy_for_training(make_core: MakeCore) -> None:
+    core = make_core(eval=[SECTION], rewards={"on_error": "skip_group"})
+    core.workers.answers[RewardGroup] = lambda m: [reward_failed(m)]
+    with pytest.raises(RewardError, match="evaluation held_out, group .*, row .*: reward function moody raised"):
+        evaluate(core)
+
+
+def test_an_evaluation_without_a_single_reward_is_an_error_and_not_0(core: Core) -> None:
+    fine = core.workers.rewarded
+    core.workers.answers[RewardGroup] = lambda m: [replace(fine(m), rewards=doubles(NAN), by_function=(doubles(NAN),))]
+    with pytest.raises(RewardError, match="evaluation held_out has no reward"):
+        evaluate(core)

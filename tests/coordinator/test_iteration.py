@@ -1,0 +1,167 @@
+"""One iteration: what follows what, what is written down, what is given back."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from rollplex.protocol.inputs import PrepareInputs
+from rollplex.protocol.prefix import PrefixForward
+from rollplex.protocol.reward import RewardGroup, RewardProblem
+from rollplex.protocol.rollout import GenerateUnit
+from rollplex.protocol.trainer import PrepareUpdate, UpdateVote
+from rollplex_coordinator import events
+from rollplex_coordinator.gate import State
+from rollplex_coordinator.iteration import Iteration
+from rollplex_coordinator.phases import Phase
+from support.core import Core
+from support.workers import doubles, reward_failed
+
+MakeCore = Callable[..., Core]
+ROWS, NEXT = (4, 9, 14, 2), (21, 7, 3, 16)
+NAN = float("nan")
+
+
+def iterate(core: Core, step: int = 0, ahead: tuple[int, ...] | None = None) -> dict[str, Any]:
+    core.record.step = step
+    return Iteration(core.context, step=step, rows=ROWS, ahead=ahead).run()
+
+
+def written(core: Core) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (core.context.run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_an_iteration_moves_the_weights_by_one_version_and_leaves_nothing_behind(make_core: MakeCore) -> None:
+    core = make_core()
+    row = iterate(core)
+    assert (row["step"], row["version"], row["updated"], row["loss"]) == (0, 0, 1.0, 0.5)
+    assert (core.record.version, core.context.gate.version, core.context.gate.step) == (1, 1, 1)
+    assert core.context.gate.state is State.OPEN
+    assert not core.leased
+    assert not core.holder.measured()
+    assert core.ledger.phase is core.record.phase is Phase.IDLE
+    phases = [event.phase for event in core.events(events.PhaseEntered)][-5:]
+    assert phases == ["ROLLOUT", "SCORE", "TRAIN", "UPDATE", "IDLE"]
+    (started,), (done,) = core.events(events.IterationStarted), core.events(events.IterationDone)
+    assert (started.step, started.version, started.rows) == (0, 0, ROWS)
+    assert (done.step, done.version) == (0, 1)
+    assert written(core) == [row]
+
+
+def test_the_next_step_s_inputs_are_made_meanwhile_and_used(make_core: MakeCore) -> None:
+    core = make_core()
+    iterate(core, ahead=NEXT)
+    kinds = [type(entry[2]) for entry in core.story if entry[0] == "send"]
+    assert [m.rows for m in core.sent(PrepareInputs)] == [ROWS, NEXT]
+    assert kinds.index(GenerateUnit) > [i for i, kind in enumerate(kinds) if kind is PrepareInputs][1]
+    assert len(core.leased) == 1
+    core.record.step = 1
+    Iteration(core.context, step=1, rows=NEXT, ahead=None).run()
+    assert len(core.sent(PrepareInputs)) == 2
+    assert core.record.version == 2
+    assert not core.leased
+
+
+def test_a_skipped_update_is_an_iteration_too(make_core: MakeCore) -> None:
+    core = make_core()
+    core.workers.answers[PrepareUpdate] = lambda m: [
+        UpdateVote(cause=m.cause, step=m.step, finite=False, metrics={"loss": NAN})
+    ]
+    row = iterate(core)
+    assert (row["updated"], row["loss"], core.record.version) == (0.0, None, 0)
+    assert written(core)[0]["loss"] is None
+    assert math.isnan(core.events(events.IterationDone)[0].metrics["loss"])
+
+
+def test_rewards_are_reported_by_function_and_abstentions_left_out(make_core: MakeCore) -> None:
+    functions = [{"function": "score.py:right"}, {"function": "score.py:short"}]
+    core = make_core(rewards={"functions": functions, "on_error": "skip_group"})
+    fine = core.workers.rewarded
+    right = [(1.0, 0.0, NAN), (1.0, 1.0, 1.0), (0.0, 0.0, 0.0)]
+
+    def answer(m: RewardGroup) -> list[Any]:
+        if m.responses.group == 3:
+            return [reward_failed(m, RewardProblem.RAISED)]
+        values = right[m.responses.group]
+        return [replace(fine(m), rewards=doubles(*values), by_function=(doubles(*values), doubles(NAN, NAN, NAN)))]
+
+    core.workers.answers[RewardGroup] = answer
+    row = iterate(core)
+    values = [1.0, 0.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0]
+    mean = sum(values) / 8
+    assert row["rewards/right/mean"] == mean
+    assert row["rewards/right/std"] == pytest.approx(math.sqrt(sum((v - mean) ** 2 for v in values) / 7))
+    assert (row["rewards/short/mean"], row["rewards/short/std"]) == (None, 0.0)
+    assert row["skipped_groups"] == 1.0
+
+
+def test_lengths_and_stops_are_those_of_all_completions(make_core: MakeCore) -> None:
+    core = make_core(rollout={"forced_lengths": [1, 2, 3, 4, 6]})
+    row = iterate(core)
+    lengths = [[1, 2, 3, 4, 6][i % 5] for i in range(12)]
+    assert row["completions/mean_length"] == pytest.approx(sum(lengths) / 12)
+    assert (row["completions/min_length"], row["completions/max_length"]) == (1.0, 6.0)
+    stopped = sum(length % 2 == 0 for length in lengths)  # the fake's rule
+    assert row["completions/clipped_ratio"] == pytest.approx(1 - stopped / 12)
+
+
+@pytest.mark.parametrize(
+    ("span", "share"),
+    [((10.0, 20.0), 1.0), ((0.0, 10.0), 0.0), ((5.0, 15.0), 0.5), ((30.0, 40.0), 0.0), ((0.0, 40.0), 0.5)],
+)
+def test_the_share_of_prefix_time_inside_the_rollout_is_time_inside_the_window(
+    make_core: MakeCore, span: tuple[float, float], share: float
+) -> None:
+    core = make_core(algorithm={"beta": 0.0})
+    forward, generate = core.workers.answers[PrefixForward], core.workers.answers[GenerateUnit]
+    core.workers.answers[PrefixForward] = lambda m: [replace(forward(m)[0], start_s=span[0], end_s=span[1])]
+
+    def window(m: GenerateUnit) -> list[Any]:
+        *groups, end = generate(m)
+        return [*groups, replace(end, start_s=10.0, end_s=30.0)]
+
+    core.workers.answers[GenerateUnit] = window
+    assert iterate(core)["time/prefix_in_window"] == pytest.approx(share)
+
+
+def test_with_several_decode_units_the_window_is_from_the_first_to_the_last(make_core: MakeCore) -> None:
+    core = make_core(batching={"decode_prompts": 2}, algorithm={"beta": 0.0})
+    forward, generate = core.workers.answers[PrefixForward], core.workers.answers[GenerateUnit]
+    core.workers.answers[PrefixForward] = lambda m: [replace(forward(m)[0], start_s=10.0, end_s=30.0)]
+
+    def windows(m: GenerateUnit) -> list[Any]:
+        *groups, end = generate(m)
+        return [*groups, replace(end, start_s=10.0 * (1 + m.unit), end_s=10.0 * (2 + m.unit))]
+
+    core.workers.answers[GenerateUnit] = windows
+    assert iterate(core)["time/prefix_in_window"] == 1.0
+
+
+def test_only_what_depends_on_the_clock_is_called_time(make_core: MakeCore, tmp_path: Path) -> None:
+    rows = []
+    for _ in range(2):
+        core = make_core(seed=3)
+        rows.append(iterate(core))
+    assert {name for name in rows[0] if name.startswith("time/")} >= {
+        "time/step_s",
+        "time/rollout_s",
+        "time/score_s",
+        "time/train_s",
+        "time/update_s",
+    }
+    one, two = ({k: v for k, v in row.items() if not k.startswith("time/")} for row in rows)
+    assert json.dumps(one) == json.dumps(two)
+    assert all(re.match(r"^[a-z_/]+$", name) for name in rows[0])
+
+
+def test_phase_times_are_of_this_iteration_only(make_core: MakeCore) -> None:
+    core = make_core()
+    core.record.phase_seconds[Phase.ROLLOUT] = 1000.0
+    assert iterate(core)["time/rollout_s"] < 1000.0
