@@ -46,8 +46,8 @@ class Progress:
         self._without_spread = self._without_spread + 1 if metrics.get("frac_reward_zero_std") == 1.0 else 0
         if self._without_spread == MANY:
             self.say(
-                f"warning: in {MANY} iterations every group had equal rewards, so the rewards teach nothing. Look at the "
-                "completions (what a reward function prints is in logs/reward.log) and at the reward function."
+                f"warning: in {MANY} iterations every group had equal rewards, so the rewards teach nothing. Look at "
+                "the reward function and at what it is given (what it prints is in logs/reward.log)."
             )
 
     def say(self, text: str) -> None:

@@ -35,7 +35,7 @@ def up(
     iterations: Annotated[
         int | None,
         typer.Option(
-            min=1, metavar="N", help="Stop after N iterations. Default: run.iterations, or none with --serve."
+            min=1, metavar="N", help="Stop after N iterations. Default: run.iterations; when serving, none."
         ),
     ] = None,
     set_: Annotated[
