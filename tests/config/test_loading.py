@@ -141,6 +141,22 @@ def test_a_misspelt_choice_gets_the_choices_and_a_suggestion(config_file: Path, 
     assert _refused(config_file, values).do == "Did you mean grpo?"
 
 
+@pytest.mark.parametrize("function", ["score.py", "right", "score.py:", "score.py:right\n", "a b:right"])
+def test_what_names_no_reward_function_is_refused_once_and_in_words(
+    config_file: Path, values: dict[str, Any], function: str
+) -> None:
+    values["rewards"]["functions"] = [{"function": function}]
+    error = _refused(config_file, values)
+    assert error.needed == "file.py:function or package.module:function, e.g. my_rewards.py:right"
+    assert "also" not in str(error)
+    assert error.where.endswith("rewards.functions.0.function")
+
+
+def test_a_list_without_items_is_still_refused(config_file: Path, values: dict[str, Any]) -> None:
+    values["rewards"]["functions"] = []
+    assert "at least 1 item" in _refused(config_file, values).needed
+
+
 def test_a_missing_key_says_what_it_is_for(config_file: Path, values: dict[str, Any]) -> None:
     del values["data"]["path"]
     error = _refused(config_file, values)

@@ -5,6 +5,7 @@ Each section checks its own fields; what concerns several sections is in `checks
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -73,6 +74,15 @@ class RolloutSection(Section):
     samples. Empty: off."""
 
 
+_SPEC = re.compile(r"(?:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*|[^\x00:]+\.py):[A-Za-z_]\w*")
+
+
+def _names_a_function(spec: str) -> str:
+    if _SPEC.fullmatch(spec) is None:
+        raise ValueError("file.py:function or package.module:function, e.g. my_rewards.py:right")
+    return spec
+
+
 def _function_against_base(spec: str, info: ValidationInfo) -> str:
     place, _, name = spec.rpartition(":")
     base = (info.context or {}).get("base")
@@ -81,13 +91,12 @@ def _function_against_base(spec: str, info: ValidationInfo) -> str:
     return f"{(base / place).absolute()}:{name}"
 
 
-_SPEC = r"^(?:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*|[^\x00:]+\.py):[A-Za-z_]\w*$"
-
-
 class RewardFunctionSection(Section):
     """One function with TRL's batch signature: f(prompts, completions, <columns>, **kwargs) -> list of floats."""
 
-    function: Annotated[str, Field(pattern=_SPEC, max_length=4096), AfterValidator(_function_against_base)]
+    function: Annotated[
+        str, Field(max_length=4096), AfterValidator(_names_a_function), AfterValidator(_function_against_base)
+    ]
     """package.module:function, or path/to/file.py:function."""
     weight: float = 1.0
     """Its factor in the sum. 0: computed and reported, not learned from."""

@@ -25,8 +25,17 @@ class Refusal:
 
 
 def refusals(error: ValidationError, model: type[BaseModel]) -> list[Refusal]:
-    """All complaints, unknown keys first (they explain missing ones)."""
-    found = [_refusal(dict(item), model) for item in error.errors(include_url=False)]
+    """All complaints, unknown keys first (they explain missing ones).
+
+    Pydantic counts only the good items of a list, so a list with a bad one may also be too short: that is left out.
+    """
+    items: list[dict[str, Any]] = [dict(item) for item in error.errors(include_url=False)]
+    places: list[tuple[Key, ...]] = [item["loc"] for item in items]
+    found = [
+        _refusal(item, model)
+        for item, at in zip(items, places, strict=True)
+        if item["type"] != "too_short" or not any(len(at) < len(place) and place[: len(at)] == at for place in places)
+    ]
     return sorted(found, key=lambda refusal: not refusal.what.startswith("Unknown key"))
 
 
