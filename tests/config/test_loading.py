@@ -9,6 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from rollplex.config import Config, dump, from_mapping, load
+from rollplex.config.refusals import _ALIASES
 from rollplex.config.yaml_text import dumps
 from rollplex.errors import ConfigError
 
@@ -72,6 +73,15 @@ def test_a_configuration_cannot_be_changed(config_file: Path) -> None:
         (("http", "zzz"), "Known here: host, port, allow_remote."),
         (("data", "path_"), "Did you mean data.path?"),
         (("run", "every"), "Did you mean checkpoint.every or eval.every?"),
+        (("num_generations",), "Did you mean rollout.group_size?"),
+        (("algorithm", "learning_rate"), "Did you mean optimizer.lr?"),
+        (("rollout", "max_completion_length"), "Did you mean rollout.max_new_tokens?"),
+        (("run", "num_iterations"), "Did you mean run.iterations?"),
+        (("optimizer", "max_steps"), "Did you mean run.iterations?"),
+        (("algorithm", "epsilon"), "Did you mean algorithm.clip_low?"),
+        (("algorithm", "epsilon_high"), "Did you mean algorithm.clip_high?"),
+        (("optimizer", "epsilon"), "Did you mean optimizer.eps?"),
+        (("run", "per_device_train_batch_size"), "Did you mean data.prompts_per_iteration?"),
     ],
 )
 def test_an_unknown_key_is_refused_with_a_suggestion(
@@ -139,6 +149,15 @@ def test_a_misspelt_choice_gets_the_choices_and_a_suggestion(config_file: Path, 
     values["run"] = {}
     values["algorithm"] = {"loss": "gropo"}
     assert _refused(config_file, values).do == "Did you mean grpo?"
+    values["algorithm"] = {"loss": "gpro"}
+    assert _refused(config_file, values).do == "Did you mean grpo?"
+
+
+def test_every_name_of_trl_leads_to_a_key_that_there_is() -> None:
+    sections = Config.model_fields
+    for key in _ALIASES.values():
+        section, name = key.split(".")
+        assert name in sections[section].annotation.model_fields  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("function", ["score.py", "right", "score.py:", "score.py:right\n", "a b:right"])

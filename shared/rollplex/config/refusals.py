@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,19 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 
 from rollplex.config.yaml_text import Key, dotted
+from rollplex.similar import closest
+
+_ALIASES = {
+    "num_generations": "rollout.group_size",
+    "max_completion_length": "rollout.max_new_tokens",
+    "learning_rate": "optimizer.lr",
+    "num_iterations": "run.iterations",
+    "max_steps": "run.iterations",
+    "epsilon": "algorithm.clip_low",
+    "epsilon_high": "algorithm.clip_high",
+    "per_device_train_batch_size": "data.prompts_per_iteration",
+}
+"""Names of TRL's GRPOConfig, and the keys to look at here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +66,8 @@ def _refusal(item: dict[str, Any], model: type[BaseModel]) -> Refusal:
     suggestion = ""
     if kind in ("literal_error", "enum") and isinstance(item["input"], str):
         options = [option.strip("'") for option in expected.replace(" or ", ", ").split(", ")]
-        close = difflib.get_close_matches(item["input"].lower(), options, n=1)
-        suggestion = f"Did you mean {close[0]}?" if close else ""
+        close = closest(item["input"].lower(), options)
+        suggestion = f"Did you mean {close}?" if close else ""
     if kind == "model_type":
         expected = "keys and values (a mapping)"
     if kind == "finite_number":
@@ -69,17 +81,19 @@ def _refusal(item: dict[str, Any], model: type[BaseModel]) -> Refusal:
 
 
 def _did_you_mean(path: Sequence[Key], model: type[BaseModel]) -> str:
-    """A suggestion for an unknown key: a similar key of that section, or the same one of another section."""
+    """A suggestion for an unknown key: what TRL's name is here, a similar key of that section, or one of another."""
     wrong = str(path[-1])
     section = _model_at(path[:-1], model)
     siblings = list(section.model_fields) if section is not None else []
     paths = dict(_all_paths(model))
-    if close := difflib.get_close_matches(wrong, siblings, n=1, cutoff=0.6):
-        return f"Did you mean {dotted((*path[:-1], close[0]))}?"
+    if wrong in _ALIASES and not any(wrong.startswith(name) for name in siblings):
+        return f"Did you mean {_ALIASES[wrong]}?"
+    if close := closest(wrong, siblings):
+        return f"Did you mean {dotted((*path[:-1], close))}?"
     if elsewhere := [full for full, name in paths.items() if name == wrong]:
         return f"Did you mean {' or '.join(sorted(elsewhere))}?"
-    if close := difflib.get_close_matches(wrong, sorted(set(paths.values())), n=1, cutoff=0.8):
-        return f"Did you mean {' or '.join(sorted(full for full, name in paths.items() if name == close[0]))}?"
+    if close := closest(wrong, sorted(set(paths.values())), cutoff=0.8):
+        return f"Did you mean {' or '.join(sorted(full for full, name in paths.items() if name == close))}?"
     return f"Known here: {', '.join(siblings)}."
 
 
