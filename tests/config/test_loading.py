@@ -235,6 +235,23 @@ def test_a_file_that_is_not_there_is_refused_before_anything_starts(config_file:
     assert load(config_file, check_files=False).run.name == "run"
 
 
+def test_a_hub_id_as_model_path_is_told_how_to_become_a_folder(config_file: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(config_file, ["model.path=Qwen/Qwen2.5-VL-3B-Instruct"])
+    assert caught.value.do == (
+        "Hub ids are not downloaded: `hf download Qwen/Qwen2.5-VL-3B-Instruct --local-dir Qwen2.5-VL-3B-Instruct`, "
+        "then give that folder."
+    )
+
+
+@pytest.mark.parametrize("path", ["/nowhere/model", "./models/tiny", "../a/b", "models", "a/b/c", "other/model"])
+def test_what_is_no_hub_id_is_not_taken_for_one(config_file: Path, path: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(config_file, [f"model.path={path}"])
+    assert caught.value.what.startswith("The model folder is not there")
+    assert caught.value.do == ""
+
+
 def test_an_image_folder_that_is_not_there_is_refused(config_file: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         load(config_file, ["data.image_dir=none"])

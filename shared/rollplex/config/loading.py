@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from rollplex.config.overrides import Override, apply, parse_override
 from rollplex.config.refusals import Refusal, refusals
 from rollplex.config.yaml_text import Document, Key, dotted
 from rollplex.errors import ConfigError
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+", re.ASCII)
 
 
 def load(path: Path, overrides: Sequence[str] = (), *, check_files: bool = True) -> Config:
@@ -40,9 +43,10 @@ def load(path: Path, overrides: Sequence[str] = (), *, check_files: bool = True)
     document = yaml_text.parse(text, where=str(path))
     parsed = [parse_override(override) for override in overrides]
     source = _Source(path, document, parsed)
-    config = _validate(apply(document.value, parsed), path.absolute().parent, source)
+    value = apply(document.value, parsed)
+    config = _validate(value, path.absolute().parent, source)
     if check_files:
-        _check_files(config, source)
+        _check_files(config, source, _written_model(value))
     return config
 
 
@@ -106,12 +110,18 @@ def _refused(found: Sequence[Refusal], source: _Source) -> ConfigError:
     )
 
 
-def _check_files(config: Config, source: _Source) -> None:
+def _written_model(value: object) -> str:
+    """model.path as it was written, of a configuration that was found valid."""
+    return str(value["model"]["path"]) if isinstance(value, dict) else ""
+
+
+def _check_files(config: Config, source: _Source, model: str) -> None:
     if not (config.model.path / "config.json").is_file():
         raise ConfigError(
             "The model folder is not there or holds no config.json",
             got=str(config.model.path),
             needed="a folder in the format of Hugging Face",
+            do=_how_to_download(model) if not config.model.path.parent.exists() else "",
             where=source.where(("model", "path")),
         )
     _check_data(config.data.path, config.data.image_folder, ("data",), "path", source)
@@ -125,6 +135,14 @@ def _check_files(config: Config, source: _Source) -> None:
                 got=place,
                 where=source.where(("rewards", "functions", index, "function")),
             )
+
+
+def _how_to_download(model: str) -> str:
+    """What to do about a Hub id where a folder is needed; empty for what is none."""
+    if _HUB_ID.fullmatch(model) is None:
+        return ""
+    folder = model.rpartition("/")[2]
+    return f"Hub ids are not downloaded: `hf download {model} --local-dir {folder}`, then give that folder."
 
 
 def _check_data(file: Path, images: Path, section: tuple[Key, ...], key: str, source: _Source) -> None:
