@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rollplex.errors import RewardError
-from rollplex.rewards.loading import load_function
+from rollplex.rewards.loading import MAX_TRACE_CHARS, load_function, short_trace
 
 Functions = Callable[[str], Path]
 
@@ -54,6 +54,29 @@ def test_a_name_that_leads_nowhere_is_refused_clearly(spec: str, says: str) -> N
         load_function(spec)
 
 
+def test_a_misspelt_function_gets_a_suggestion(functions: Functions) -> None:
+    path = functions("def right(prompts): return [1.0]\ndef length(prompts): return [1.0]\n")
+    with pytest.raises(RewardError) as caught:
+        load_function(f"{path}:rihgt")
+    assert caught.value.do == "Did you mean right?"
+    with pytest.raises(RewardError) as caught:
+        load_function(f"{path}:zzz")
+    assert caught.value.do == ""
+
+
+def test_a_failure_says_first_what_and_then_where(functions: Functions) -> None:
+    path = functions("def f(x):\n    raise KeyError(x * 3000)\n")
+    function = load_function(f"{path}:f")
+    with pytest.raises(KeyError) as short:
+        function("")
+    assert short_trace(short.value).startswith("KeyError: ''\n  File ")
+    assert short_trace(short.value).endswith("raise KeyError(x * 3000)")
+    with pytest.raises(KeyError) as long:
+        function("x")
+    assert len(short_trace(long.value)) <= MAX_TRACE_CHARS
+    assert "line 2, in f" in short_trace(long.value)
+
+
 @pytest.mark.parametrize(
     ("code", "says"),
     [
@@ -68,5 +91,6 @@ def test_a_file_that_fails_to_import_shows_where(code: str, says: str, functions
     with pytest.raises(RewardError, match=says) as caught:
         load_function(f"{path}:f")
     assert "fails to import" in caught.value.what
+    assert not caught.value.got.startswith((" ", "File"))
     assert str(path) in str(caught.value)
     assert "rewards/loading.py" not in caught.value.got

@@ -33,7 +33,7 @@ def test_numbers_and_abstentions_are_taken(returned: object, wanted: list[float 
 @pytest.mark.parametrize(
     ("returned", "problem", "says"),
     [
-        ([1.0], "wrong_count", "returned 1 rewards for 3 completions"),
+        ([1.0], "wrong_count", "1 reward for 3 completions"),
         ([1.0] * 4, "wrong_count", "4 rewards"),
         ([], "wrong_count", "0 rewards"),
         (None, "wrong_type", "NoneType None"),

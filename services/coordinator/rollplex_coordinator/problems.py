@@ -15,11 +15,13 @@ PROBLEMS = {
 
 
 def reward_error(message: RewardFailed, where: str) -> RewardError:
-    """A failed reward as an error: function, row and group are named."""
+    """A failed reward as an error: function, row and group are named; a traceback comes last."""
+    sentence, _, trace = message.detail.partition("\n")
     return RewardError(
         f"reward function {message.function} {PROBLEMS[message.problem]}",
-        got=message.detail,
+        got=sentence,
         needed="one finite number, or None to abstain, per completion, within rewards.time_limit_s",
-        do="Mend the function, or set rewards.on_error: skip_group to leave such groups out.",
-        where=f"{where}, group {message.group}, row {message.row}",
+        do="Mend the function, or set rewards.on_error: skip_group to leave such groups out."
+        + (trace and f"\n{trace}"),
+        where=f"{where}, group {message.group}, {message.place or f'row {message.row}'}",
     )

@@ -91,6 +91,8 @@ class RewardFailed(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     step: Count
     group: Count
     row: Count
+    place: Text = ""
+    """The row as errors name it: file:line (row n)."""
     function: Name
     problem: RewardProblem
     detail: Text

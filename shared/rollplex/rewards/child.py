@@ -111,13 +111,15 @@ class RewardService:
         group, step = message.responses.group, message.step
         if not isinstance(outcome, list):
             name = self._names[outcome.function]
-            log.warning("step %d, group %d, row %d: %s: %s", step, group, message.row, name, outcome.detail)
+            place = rows.where(message.row)
+            log.warning("step %d, group %d, %s: %s: %s", step, group, place, name, outcome.detail)
             self._replaced = outcome.problem is RewardProblem.TIMED_OUT
             return RewardFailed(
                 cause=message.cause,
                 step=step,
                 group=group,
                 row=message.row,
+                place=place[:MAX_TEXT_CHARS],
                 function=name,
                 problem=outcome.problem,
                 detail=outcome.detail[:MAX_TEXT_CHARS],

@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import cast
 
 from rollplex.errors import RewardError
+from rollplex.similar import closest
 
 MAX_TRACE_CHARS = 4000
 OUR_FOLDER = str(Path(__file__).parent)
@@ -43,16 +44,21 @@ def load_function(spec: str) -> Callable[..., object]:
             "There is no such function" if function is None else "This is not a function",
             got=repr(spec),
             needed=f"one of {', '.join(found[:20]) or 'none: the module has no functions'}",
+            do=f"Did you mean {close}?" if (close := closest(name, found)) else "",
         )
     return cast("Callable[..., object]", function)
 
 
 def short_trace(error: BaseException) -> str:
-    """The error and where in the user's code it was raised: our own frames are left out, long traces cut."""
+    """The error's sentence, then where in the user's code it was raised: our own frames left out, long texts cut."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(OUR_FOLDER)]
     frames = [f for f in frames if not f.filename.startswith("<frozen importlib")]
-    lines = traceback.format_list(frames[-6:]) + traceback.format_exception_only(error)
-    return "".join(lines).strip()[-MAX_TRACE_CHARS:]
+    places, said = traceback.format_list(frames[-6:]), traceback.format_exception_only(error)
+    if isinstance(error, SyntaxError):  # its place comes before its sentence
+        first = next((index for index, line in enumerate(said) if not line.startswith(" ")), 0)
+        places, said = [*places, *said[:first]], said[first:]
+    sentence = "".join(said).strip()[: MAX_TRACE_CHARS // 2]
+    return f"{sentence}\n{''.join(places).rstrip()[-MAX_TRACE_CHARS // 2 :]}".rstrip()
 
 
 def _import(name: str, spec: str) -> ModuleType:

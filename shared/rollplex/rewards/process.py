@@ -125,12 +125,12 @@ class FunctionProcess:
                         raise _GoneError(f"it answered {type(answer).__name__} out of turn")
         except TimeoutError:
             stack = self._stack()
-            detail = f"still running after {limit_s:g} s" + (f"\n{stack}" if stack else "")
+            detail = f"no answer after {limit_s:g} s" + (f"\n{stack}" if stack else "")
             self.end()
             return Broke(function=len(values), problem=RewardProblem.TIMED_OUT, detail=detail)
         except _GoneError as error:
             self.end()
-            detail = f"the process that ran the function was lost: {error}"
+            detail = f"no answer, the process that ran it was lost: {error}"
             return Broke(function=len(values), problem=RewardProblem.RAISED, detail=detail)
         return values
 

@@ -93,7 +93,7 @@ def _call(
             returned = asyncio.run(returned)
         outcome = check(returned, len(message.texts))
     except RewardError as error:
-        outcome = Finding(problem=RewardProblem.RAISED, detail=str(error))
+        outcome = Finding(problem=RewardProblem.RAISED, detail=_said(error))
     except BaseException as error:  # noqa: BLE001 - the user's code may raise anything, SystemExit too
         outcome = Finding(problem=RewardProblem.RAISED, detail=short_trace(error))
     if os.getpid() != pid:
@@ -102,6 +102,12 @@ def _call(
         with contextlib.suppress(OSError, ValueError):  # the function closed it
             stream.flush()
     return outcome
+
+
+def _said(error: RewardError) -> str:
+    """What goes behind the "got" of another error, so without one of its own."""
+    needed = f" (it may ask for {error.needed})" if error.needed else ""
+    return ": ".join(part for part in (error.what, error.got) if part) + needed
 
 
 def _samples(message: Score) -> list[list[int]]:

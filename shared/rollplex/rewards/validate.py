@@ -35,10 +35,10 @@ def check(returned: object, count: int) -> list[float | None] | Finding:
     values = _listed(returned)
     if values is None:
         return Finding(
-            problem=RewardProblem.WRONG_TYPE, detail=f"returned {_shown(returned)}, not a list of {count} numbers"
+            problem=RewardProblem.WRONG_TYPE, detail=f"{_shown(returned)} instead of a list of {count} numbers"
         )
     if len(values) != count:
-        detail = f"returned {len(values)} rewards for {count} completions"
+        detail = f"{_counted(len(values), 'reward')} for {_counted(count, 'completion')}"
         return Finding(problem=RewardProblem.WRONG_COUNT, detail=detail)
     rewards: list[float | None] = []
     for sample, value in enumerate(values):
@@ -80,14 +80,18 @@ def _number(value: object) -> float | Finding | None:
     if callable(scalar) and getattr(value, "shape", None) == ():  # numpy's and torch's scalars
         value = scalar()
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        return Finding(problem=RewardProblem.WRONG_TYPE, detail=f"{_shown(value)} is not a number")
+        return Finding(problem=RewardProblem.WRONG_TYPE, detail=_shown(value))
     try:
         number = float(value)
     except OverflowError:
         number = math.inf
     if not abs(number) <= MAX_REWARD:
-        return Finding(problem=RewardProblem.NOT_FINITE, detail=f"{number!r} is not between -1e18 and 1e18")
+        return Finding(problem=RewardProblem.NOT_FINITE, detail=f"{number!r}, not between -1e18 and 1e18")
     return number
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _shown(value: object) -> str:
