@@ -145,6 +145,27 @@ def test_as_many_places_as_media_are_needed(fields: dict[str, Any], maker: Promp
         maker.skeleton(row(**fields))
 
 
+@pytest.mark.parametrize(
+    ("prompt", "name", "value", "do"),
+    [
+        ("a <image>", "imagse", ["1"], 'Rename "imagse" to "images".'),
+        (user(parts("image")), "Images", ["1"], 'Rename "Images" to "images".'),
+        ("a <image>", "imagee", "1", 'Rename "imagee" to "image".'),
+        ("a <video>", "video", [["1"]], 'Rename "video" to "videos".'),
+        ("a <video>", "images", [], "Write <video> or a part"),
+        ("a <image>", "answer", ["1"], "Write <image> or a part"),
+        ("a <image>", "imagse", 3, "Write <image> or a part"),
+        ("a <image>", "image_file", "1", "Write <image> or a part"),
+    ],
+)
+def test_places_without_media_are_told_of_a_column_that_may_hold_them(
+    prompt: object, name: str, value: object, do: str, maker: PromptMaker
+) -> None:
+    with pytest.raises(DataError, match="not as many places") as caught:
+        maker.skeleton(row(**{"prompt": prompt, name: value}))
+    assert caught.value.do.startswith(do)
+
+
 def test_placeholders_are_repeated_for_each_token_of_their_medium(
     maker: PromptMaker, shape: ModelShape, tokenizer: TextTokenizer
 ) -> None:

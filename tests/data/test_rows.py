@@ -98,6 +98,22 @@ def test_a_row_of_the_wrong_form_is_refused_by_line_and_number(line: bytes, says
     assert rows.row(2).prompt == "a"
 
 
+@pytest.mark.parametrize(
+    ("name", "do"),
+    [
+        ("messages", 'Rename "messages" to "prompt".'),
+        ("mesages", 'Rename "mesages" to "prompt".'),
+        ("promtp", 'Rename "promtp" to "prompt".'),
+        ("Prompt", 'Rename "Prompt" to "prompt".'),
+        ("answer", ""),
+    ],
+)
+def test_a_row_without_prompt_is_told_of_a_column_that_may_be_one(name: str, do: str, rows_of: RowsOf) -> None:
+    with pytest.raises(DataError, match="no prompt") as caught:
+        rows_of(b'{"%s": "a"}' % name.encode()).row(0)
+    assert caught.value.do == do
+
+
 def test_a_line_without_end_is_refused_before_it_is_read(tmp_path: Path) -> None:
     path = tmp_path / "long.jsonl"
     with path.open("wb") as file:

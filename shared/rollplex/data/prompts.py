@@ -24,6 +24,7 @@ from msgspec import Struct
 
 from rollplex.data.patches import Grid
 from rollplex.data.positions import Medium, mrope_positions
+from rollplex.data.renames import rename_to_media
 from rollplex.data.rows import Row
 from rollplex.data.template import ChatTemplate
 from rollplex.data.tokenizer import TextTokenizer
@@ -112,7 +113,8 @@ class PromptMaker:
                     f"The prompt has not as many places for {name}s as the row has {name}s",
                     got=f"{int(found.sum())} in the rendered prompt",
                     needed=f'{len(given)}, the length of "{name}s"',
-                    do=f'Write <{name}> or a part {{"type": "{name}"}} where each belongs.',
+                    do=("" if given else rename_to_media(row.columns, name))
+                    or f'Write <{name}> or a part {{"type": "{name}"}} where each belongs.',
                 )
         places = np.flatnonzero(images | videos)
         return Skeleton(ids=ids, places=places, kinds=tuple("image" if images[at] else "video" for at in places))

@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from rollplex.data.columns import columns_of
 from rollplex.data.files import open_regular
+from rollplex.data.renames import rename_to_prompt
 from rollplex.errors import DataError
 
 MAX_LINE_BYTES = 16 * 2**20
@@ -146,7 +147,9 @@ def parse(line: bytes, number: int) -> Row:
 def _prompt(fields: Mapping[str, object]) -> str | list[dict[str, object]]:
     prompt = fields.get("prompt")
     if prompt is None:
-        raise DataError("This row has no prompt", got=f"columns {sorted(fields)}", needed='"prompt"')
+        raise DataError(
+            "This row has no prompt", got=f"columns {sorted(fields)}", needed='"prompt"', do=rename_to_prompt(fields)
+        )
     if isinstance(prompt, str):
         if not prompt.strip():
             raise DataError("The prompt is empty", got=repr(prompt))
