@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rollplex.config import Config
-from rollplex.config.host import budget_bytes, memory_limit_bytes
+from rollplex.config.host import budget_bytes, less_overhead, memory_limit_bytes
 from rollplex.errors import ConfigError
 
 GIB = 2**30
@@ -67,5 +67,11 @@ def test_the_budget_is_half_of_the_host_unless_it_is_given(make: Callable[..., C
 
 
 def test_a_host_too_small_for_the_overhead_is_refused(make: Callable[..., Config]) -> None:
-    with pytest.raises(ConfigError, match="leaves nothing"):
+    with pytest.raises(ConfigError, match="leaves nothing") as caught:
         budget_bytes(make(memory={"overhead": "1GiB"}), 2 * GIB)
+    assert caught.value.got == "1024 MiB, less 1024 MiB of memory.overhead (the processes themselves)"
+
+
+def test_a_budget_is_shown_in_mib_with_what_goes_off_it() -> None:
+    assert less_overhead(1285 * 2**20, 1280 * 2**20).startswith("1285 MiB, less 1280 MiB of memory.overhead")
+    assert less_overhead(2**20 * 3 // 2, 0) == "1.5 MiB"

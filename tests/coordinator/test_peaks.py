@@ -69,6 +69,17 @@ def test_a_configuration_that_does_not_fit_is_refused_with_the_table_that_shows_
     assert text.splitlines()[-1].split() == ["short", "by", "1"]
 
 
+def test_a_refusal_says_what_went_off_the_budget_and_which_budget_is_enough() -> None:
+    mib = 2**20
+    with pytest.raises(BudgetError) as caught:
+        check_fits([planned(Kind.WORKSPACE, 5 * mib + 1, ALWAYS)], {DEVICE: 5 * mib}, 1280 * mib)
+    assert caught.value.got == (
+        "1285 MiB, less 1280 MiB of memory.overhead (the processes themselves): a budget of 5,242,880 bytes"
+    )
+    assert caught.value.do.startswith("Raise memory.budget to 1286MiB or more, or make smaller")
+    check_fits([planned(Kind.WORKSPACE, 5 * mib + 1, ALWAYS)], {DEVICE: 6 * mib}, 1280 * mib)
+
+
 def test_a_device_without_a_budget_has_none() -> None:
     with pytest.raises(BudgetError, match="device 0:1"):
         check_fits((*EXAMPLE, planned(Kind.WORKSPACE, 1, ALWAYS, device=Device(index=1))), {DEVICE: 10_000})

@@ -22,6 +22,13 @@ def plan_memory(
 ) -> tuple[Reservation, ...]:
     """Check that everything fits in turn.
 
+    Args:
+        config: of the run.
+        sizes: of its blocks.
+        data: what the check of the data counted.
+        device: where all of it lives.
+        budget_bytes: what leases may take: the budget without `memory.overhead` (`rollplex.config.host.budget_bytes`).
+
     Returns:
         The standing claims for private blocks without which work cannot go on.
 
@@ -46,7 +53,7 @@ def plan_memory(
         for name, kind, owner, phases in reserved
     ]
     blocks += _units(config, device, bounds)
-    check_fits(blocks, {device: budget_bytes})
+    check_fits(blocks, {device: budget_bytes}, config.memory.overhead)
     return tuple(
         Reservation(name=name, device=device, size_bytes=bounds[name], phases=phases) for name, _, _, phases in reserved
     )

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
+from rollplex.config.host import less_overhead
 from rollplex.errors import BudgetError
 from rollplex.protocol.common import Device, Kind
 from rollplex_coordinator.leases import check_size
@@ -95,8 +96,15 @@ def plan_peak(blocks: Iterable[PlannedBlock]) -> tuple[DevicePeaks, ...]:
     )
 
 
-def check_fits(blocks: Sequence[PlannedBlock], budgets: Mapping[Device, int]) -> tuple[DevicePeaks, ...]:
+def check_fits(
+    blocks: Sequence[PlannedBlock], budgets: Mapping[Device, int], overhead_bytes: int = 0
+) -> tuple[DevicePeaks, ...]:
     """`plan_peak`, and whether every device can hold its minimum.
+
+    Args:
+        blocks: what will be asked for.
+        budgets: what leases may take on each device.
+        overhead_bytes: what went off `memory.budget` before; for the words of the refusal only.
 
     Raises:
         BudgetError: one cannot, or has no budget; shows the table.
@@ -108,9 +116,10 @@ def check_fits(blocks: Sequence[PlannedBlock], budgets: Mapping[Device, int]) ->
             worst = max(peak.phases, key=lambda phase: phase.minimum_bytes)
             raise BudgetError(
                 "This configuration does not fit into the memory budget",
-                got=f"a budget of {number(budget)} bytes",
+                got=f"{less_overhead(budget + overhead_bytes, overhead_bytes)}: a budget of {number(budget)} bytes",
                 needed=f"at least {number(peak.minimum_bytes)} bytes, in {worst.phase.name}",
-                do="Raise the budget, or make smaller what the table shows.\n" + peaks_table(blocks, budgets),
+                do=f"Raise memory.budget to {-(-(peak.minimum_bytes + overhead_bytes) // 2**20)}MiB or more, or make "
+                "smaller what the table shows.\n" + peaks_table(blocks, budgets),
                 where=f"device {peak.device}",
             )
     return peaks

@@ -31,11 +31,22 @@ def budget_bytes(config: Config, limit_bytes: int) -> int:
     if budget <= memory.overhead:
         raise ConfigError(
             "The overhead leaves nothing of the memory budget",
-            got=f"{budget:,} bytes of budget, {memory.overhead:,} bytes of overhead",
+            got=less_overhead(budget, memory.overhead),
             do="Raise memory.budget, or lower memory.overhead.",
             where="memory.budget",
         )
     return budget - memory.overhead
+
+
+def less_overhead(budget_bytes: int, overhead_bytes: int) -> str:
+    """What leases may take, as errors show it: the whole budget and what goes off it."""
+    if not overhead_bytes:
+        return _mib(budget_bytes)
+    return f"{_mib(budget_bytes)}, less {_mib(overhead_bytes)} of memory.overhead (the processes themselves)"
+
+
+def _mib(size_bytes: int) -> str:
+    return f"{size_bytes / 2**20:.1f}".removesuffix(".0") + " MiB"
 
 
 def _host_bytes(root: Path) -> int:
