@@ -76,7 +76,6 @@ def test_a_configuration_cannot_be_changed(config_file: Path) -> None:
         (("num_generations",), "Did you mean rollout.group_size?"),
         (("algorithm", "learning_rate"), "Did you mean optimizer.lr?"),
         (("rollout", "max_completion_length"), "Did you mean rollout.max_new_tokens?"),
-        (("run", "num_iterations"), "Did you mean run.iterations?"),
         (("optimizer", "max_steps"), "Did you mean run.iterations?"),
         (("algorithm", "epsilon"), "Did you mean algorithm.clip_low?"),
         (("algorithm", "epsilon_high"), "Did you mean algorithm.clip_high?"),

@@ -16,7 +16,6 @@ _ALIASES = {
     "num_generations": "rollout.group_size",
     "max_completion_length": "rollout.max_new_tokens",
     "learning_rate": "optimizer.lr",
-    "num_iterations": "run.iterations",
     "max_steps": "run.iterations",
     "epsilon": "algorithm.clip_low",
     "epsilon_high": "algorithm.clip_high",
