@@ -34,9 +34,7 @@ def up(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the run.")],
     iterations: Annotated[
         int | None,
-        typer.Option(
-            min=1, metavar="N", help="Stop after N iterations. Default: run.iterations; when serving, none."
-        ),
+        typer.Option(min=1, metavar="N", help="Stop after N iterations. Default: run.iterations; when serving, none."),
     ] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="A.B=V", help="Override a key of CONFIG. May be repeated.")

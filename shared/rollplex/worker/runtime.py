@@ -30,6 +30,7 @@ from rollplex.worker.segments import Segments
 EXIT_FAILED = 1
 EXIT_COORDINATOR_GONE = 3
 THREAD_SWITCH_S = 0.0005
+MAX_PART_CHARS = 16_000
 
 log = logging.getLogger("rollplex.worker")
 
@@ -44,18 +45,24 @@ class Service(Protocol):
 
 def report(error: BaseException) -> ErrorReport:
     """An error as it crosses the border: named, with its parts and where it was raised."""
-    text = "".join(traceback.format_exception(error))[-16_000:]
+    text = _sendable("".join(traceback.format_exception(error))[-MAX_PART_CHARS:])
     if isinstance(error, RollplexError):
         return ErrorReport(
             kind=type(error).__name__,
-            what=error.what,
-            got=error.got,
-            needed=error.needed,
-            do=error.do,
-            where=error.where,
+            what=_sendable(error.what),
+            got=_sendable(error.got),
+            needed=_sendable(error.needed),
+            do=_sendable(error.do),
+            where=_sendable(error.where),
             traceback=text,
         )
-    return ErrorReport(kind=type(error).__name__, what=f"{type(error).__name__}: {error}"[:8_000], traceback=text)
+    return ErrorReport(kind=type(error).__name__, what=_sendable(f"{type(error).__name__}: {error}"), traceback=text)
+
+
+def _sendable(text: str) -> str:
+    """What a message can carry, whatever an error quotes: no longer than that, and no surrogates (of file names)."""
+    text = text.encode("utf-8", "backslashreplace").decode()
+    return text if len(text) <= MAX_PART_CHARS else text[: MAX_PART_CHARS - 1] + "…"
 
 
 def run(role: Role, make_service: Callable[[Segments], Service], argv: Sequence[str] | None = None) -> NoReturn:

@@ -1,0 +1,158 @@
+"""The segments that a worker has mapped: each fetched once, kept until its lease ends, nothing leaked."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollplex.errors import SegmentError
+from rollplex.memory.fds import recv, send
+from rollplex.memory.segment import backend
+from rollplex.protocol.codec import FROM_HOLDER, TO_HOLDER
+from rollplex.protocol.common import Kind, SegmentRef
+from rollplex.protocol.holder import Descriptor, NoSuchSegment
+from rollplex.worker.segments import Segments
+
+SIZE = 8192
+REF = SegmentRef(segment=7, kind=Kind.INPUTS, size_bytes=SIZE)
+
+
+def open_files() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+class Counter:
+    """A worker's segments, and the holder's end of its stream."""
+
+    def __init__(self) -> None:
+        ours, self._theirs = socket.socketpair()
+        self._ours = ours
+        self.segments = Segments(ours, backend("host"), "r")
+        self._pool = ThreadPoolExecutor(max_workers=1)
+        self.asked: list[int] = []
+
+    def answer(self, *answers: tuple[Any, tuple[int, ...]]) -> None:
+        """Answer the next requests, in a thread."""
+
+        def serve() -> None:
+            for message, fds in answers:
+                payload, _ = recv(self._theirs, 10.0, 65536, 0)
+                self.asked.append(TO_HOLDER.decode(payload).segment)
+                send(self._theirs, FROM_HOLDER.encode(message), fds, 10.0)
+
+        self._pool.submit(serve)
+
+    def close(self) -> None:
+        self._pool.shutdown()
+        self._ours.close()
+        self._theirs.close()
+
+
+@pytest.fixture
+def counter() -> Iterator[Counter]:
+    made = Counter()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def memory() -> Iterator[int]:
+    """The holder's descriptor of a segment."""
+    fd = backend("host").create(SIZE, "test")
+    yield fd
+    os.close(fd)
+
+
+def described(**changes: Any) -> Descriptor:
+    return Descriptor(**{"segment": 7, "kind": Kind.INPUTS, "size_bytes": SIZE, **changes})
+
+
+def test_a_segment_is_fetched_on_first_use_and_mapped_once(counter: Counter, memory: int) -> None:
+    counter.answer((described(), (memory,)))
+    mapping = counter.segments.attach(REF)
+    assert counter.segments.attach(REF) is mapping
+    assert counter.asked == [7]
+    assert counter.segments.attached == {7: SIZE}
+    mapping.write(100, b"hello")
+    with backend("host").map(memory, SIZE) as other:
+        assert other.read(100, 5) == b"hello"
+
+
+def test_its_descriptor_stays_open_until_it_is_given_back(counter: Counter, memory: int) -> None:
+    before = open_files()
+    counter.answer((described(), (memory,)), (described(), (memory,)))
+    mapping = counter.segments.attach(REF)
+    assert open_files() == before + 1
+    counter.segments.detach(7)
+    assert open_files() == before
+    assert mapping.closed
+    assert counter.segments.attached == {}
+    counter.segments.detach(7)
+    assert counter.segments.attach(REF).size_bytes == SIZE, "it can be fetched again"
+    counter.segments.detach(7)
+
+
+def test_what_something_still_looks_at_stays_mapped_and_known(counter: Counter, memory: int) -> None:
+    counter.answer((described(), (memory,)))
+    view = counter.segments.attach(REF).view(0, 10)
+    with pytest.raises(SegmentError, match="while something looks at it"):
+        counter.segments.detach(7)
+    assert counter.segments.attached == {7: SIZE}
+    assert bytes(view) == bytes(10)
+    view.release()
+    counter.segments.detach(7)
+    assert counter.segments.attached == {}
+
+
+Answer = Callable[[int], tuple[Any, tuple[int, ...]]]
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (lambda fd: (NoSuchSegment(segment=7, why="its lease has ended"), ()), "segment 7: its lease has ended"),
+        (lambda fd: (described(kind=Kind.GRADIENTS), (fd,)), "with 1 descriptors"),
+        (lambda fd: (described(size_bytes=4096), (fd,)), "with 1 descriptors"),
+        (lambda fd: (described(), ()), "with 0 descriptors"),
+    ],
+    ids=["none", "another kind", "another size", "no descriptor"],
+)
+def test_anything_but_the_segment_that_was_asked_for_is_refused_and_no_descriptor_kept(
+    counter: Counter, memory: int, answer: Answer, said: str
+) -> None:
+    before = open_files()
+    counter.answer(answer(memory))
+    with pytest.raises(SegmentError, match=f"cannot attach a segment; got .*{said}.*Its lease has ended"):
+        counter.segments.attach(REF)
+    assert open_files() == before
+    assert counter.segments.attached == {}
+
+
+def test_a_descriptor_that_is_no_sealed_segment_is_not_mapped_and_not_kept(counter: Counter, tmp_path: Path) -> None:
+    file = (tmp_path / "file").open("wb+")
+    file.truncate(SIZE)
+    before = open_files()
+    counter.answer((described(), (file.fileno(),)))
+    with pytest.raises(SegmentError, match="not a segment of host memory"):
+        counter.segments.attach(REF)
+    assert open_files() == before
+    file.close()
+
+
+def test_segments_come_and_go_without_leaking(counter: Counter, memory: int) -> None:
+    before = open_files()
+    counter.answer(*[(described(segment=n), (memory,)) for n in range(50)])
+    for number in range(50):
+        counter.segments.attach(SegmentRef(segment=number, kind=Kind.INPUTS, size_bytes=SIZE))
+        if number >= 3:
+            counter.segments.detach(number - 3)
+    assert counter.segments.attached == dict.fromkeys((47, 48, 49), SIZE)
+    for number in (47, 48, 49):
+        counter.segments.detach(number)
+    assert open_files() == before
