@@ -23,18 +23,15 @@ SIZE = 8192
 REF = SegmentRef(segment=7, kind=Kind.INPUTS, size_bytes=SIZE)
 
 
-def open_files() -> int:
-    return sum(1 for _ in Path("/proc/self/fd").iterdir())
-
-
 class Counter:
-    """A worker's segments, and the holder's end of its stream."""
+    """A worker's segments, and the holder's end of its stream. `open_files` counts while the holder is idle."""
 
     def __init__(self) -> None:
         ours, self._theirs = socket.socketpair()
         self._ours = ours
         self.segments = Segments(ours, backend("host"), "r")
         self._pool = ThreadPoolExecutor(max_workers=1)
+        self._serving = self._pool.submit(lambda: None)
         self.asked: list[int] = []
 
     def answer(self, *answers: tuple[Any, tuple[int, ...]]) -> None:
@@ -46,7 +43,12 @@ class Counter:
                 self.asked.append(TO_HOLDER.decode(payload).segment)
                 send(self._theirs, FROM_HOLDER.encode(message), fds, 10.0)
 
-        self._pool.submit(serve)
+        self._serving = self._pool.submit(serve)
+
+    def open_files(self) -> int:
+        """Descriptors of this process."""
+        self._serving.result(10)
+        return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
     def close(self) -> None:
         self._pool.shutdown()
@@ -85,15 +87,16 @@ def test_a_segment_is_fetched_on_first_use_and_mapped_once(counter: Counter, mem
 
 
 def test_its_descriptor_stays_open_until_it_is_given_back(counter: Counter, memory: int) -> None:
-    before = open_files()
-    counter.answer((described(), (memory,)), (described(), (memory,)))
+    before = counter.open_files()
+    counter.answer((described(), (memory,)))
     mapping = counter.segments.attach(REF)
-    assert open_files() == before + 1
+    assert counter.open_files() == before + 2, "and the one that Python's mmap makes for itself"
     counter.segments.detach(7)
-    assert open_files() == before
+    assert counter.open_files() == before
     assert mapping.closed
     assert counter.segments.attached == {}
     counter.segments.detach(7)
+    counter.answer((described(), (memory,)))
     assert counter.segments.attach(REF).size_bytes == SIZE, "it can be fetched again"
     counter.segments.detach(7)
 
@@ -126,27 +129,27 @@ Answer = Callable[[int], tuple[Any, tuple[int, ...]]]
 def test_anything_but_the_segment_that_was_asked_for_is_refused_and_no_descriptor_kept(
     counter: Counter, memory: int, answer: Answer, said: str
 ) -> None:
-    before = open_files()
+    before = counter.open_files()
     counter.answer(answer(memory))
     with pytest.raises(SegmentError, match=f"cannot attach a segment; got .*{said}.*Its lease has ended"):
         counter.segments.attach(REF)
-    assert open_files() == before
+    assert counter.open_files() == before
     assert counter.segments.attached == {}
 
 
 def test_a_descriptor_that_is_no_sealed_segment_is_not_mapped_and_not_kept(counter: Counter, tmp_path: Path) -> None:
     file = (tmp_path / "file").open("wb+")
     file.truncate(SIZE)
-    before = open_files()
+    before = counter.open_files()
     counter.answer((described(), (file.fileno(),)))
     with pytest.raises(SegmentError, match="not a segment of host memory"):
         counter.segments.attach(REF)
-    assert open_files() == before
+    assert counter.open_files() == before
     file.close()
 
 
 def test_segments_come_and_go_without_leaking(counter: Counter, memory: int) -> None:
-    before = open_files()
+    before = counter.open_files()
     counter.answer(*[(described(segment=n), (memory,)) for n in range(50)])
     for number in range(50):
         counter.segments.attach(SegmentRef(segment=number, kind=Kind.INPUTS, size_bytes=SIZE))
@@ -155,4 +158,4 @@ def test_segments_come_and_go_without_leaking(counter: Counter, memory: int) -> 
     assert counter.segments.attached == dict.fromkeys((47, 48, 49), SIZE)
     for number in (47, 48, 49):
         counter.segments.detach(number)
-    assert open_files() == before
+    assert counter.open_files() == before
