@@ -1,0 +1,80 @@
+"""What is written down, and when others can see it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rollplex_coordinator.events import PhaseEntered, UpdateBegin
+from rollplex_coordinator.journal import Journal
+from rollplex_coordinator.journal_reader import Reader
+from rollplex_coordinator.phases import Phase
+from rollplex_coordinator.record import FLUSH_PERIOD_S, Record
+
+
+class Clock:
+    """In place of `time`."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("rollplex_coordinator.record.time", clock)
+    return clock
+
+
+def visible(run_dir: Path) -> int:
+    """Events that a reader sees."""
+    with Reader(run_dir / "journal.sqlite") as reader:
+        return reader.last_id()
+
+
+def test_the_time_of_a_phase_goes_to_the_phase_that_ends(tmp_path: Path, clock: Clock) -> None:
+    record = Record(tmp_path, Journal(tmp_path / "journal.sqlite"))
+    record.step = 3
+    for phase, seconds in ((Phase.ROLLOUT, 2.0), (Phase.SCORE, 3.0), (Phase.ROLLOUT, 4.0), (Phase.IDLE, 5.0)):
+        record.enter(phase)
+        clock.now_s += seconds
+    record.enter(Phase.EVAL)
+    assert record.phase_seconds == {Phase.IDLE: 5.0, Phase.ROLLOUT: 6.0, Phase.SCORE: 3.0}
+    record.journal.flush()
+    with Reader(tmp_path / "journal.sqlite") as reader:
+        entered = [r.event for r in reader.events_after(0, 10) if isinstance(r.event, PhaseEntered)]
+    assert [(e.phase, e.start_s, e.step) for e in entered][:2] == [("ROLLOUT", 100.0, 3), ("SCORE", 102.0, 3)]
+    record.close()
+
+
+def test_events_are_seen_half_a_second_later_also_when_none_follows(tmp_path: Path, clock: Clock) -> None:
+    record = Record(tmp_path, Journal(tmp_path / "journal.sqlite"))
+    record.enter(Phase.LOAD)
+    record.tick()
+    assert visible(tmp_path) == 0
+    clock.now_s += FLUSH_PERIOD_S
+    record.tick()
+    assert visible(tmp_path) == 1
+    record.close()
+
+
+def test_durable_events_are_seen_at_once_with_all_before_them(tmp_path: Path) -> None:
+    record = Record(tmp_path, Journal(tmp_path / "journal.sqlite"))
+    record.enter(Phase.LOAD)
+    record.append_durable(UpdateBegin(step=0, version=0))
+    assert visible(tmp_path) == 2
+    record.close()
+
+
+def test_lines_of_metrics_are_whole_and_seen_at_once(tmp_path: Path) -> None:
+    record = Record(tmp_path, Journal(tmp_path / "journal.sqlite"))
+    record.metrics({"step": 0, "loss": 0.5})
+    record.evaluation({"name": "held_out", "reward": None})
+    assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {"step": 0, "loss": 0.5}
+    assert (tmp_path / "eval.jsonl").read_text() == '{"name": "held_out", "reward": null}\n'
+    record.close()
