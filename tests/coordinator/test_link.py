@@ -249,6 +249,17 @@ def test_an_instruction_for_a_worker_whose_socket_is_gone_is_a_death_and_not_a_f
         go_on()
 
 
+def test_the_death_of_a_child_that_was_replaced_meanwhile_is_not_that_of_the_new_one(site: Site) -> None:
+    """Both may have become readable in one turn of the loop: the last answer of the old one, and its end."""
+    ours, theirs = socket.socketpair()
+    site.join(Role.REWARD)
+    with ours, theirs:
+        site.link.watch(ours.fileno(), "death of reward", lambda: site.link.died(Role.REWARD))
+        theirs.send(b"x")
+        site.turn()
+    assert Role.REWARD in site.link.peers
+
+
 @pytest.mark.parametrize("after_end", [False, True], ids=["sent first", "read after the end of the stream"])
 def test_the_last_words_of_a_dying_worker_say_why(site: Site, after_end: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rollplex_coordinator.link.LAST_WORDS_S", 5.0)

@@ -294,7 +294,9 @@ class Link:
         handler(peer, message)
 
     def died(self, role: Role) -> None:
-        """A child's pidfd became readable: hear its last words, then raise."""
+        """A child's pidfd became readable: hear its last words, then raise. Nothing, if it was replaced meanwhile."""
+        if not self._supervisor.exit_text(role):
+            return
         peer = self._peers.get(role) or Peer(role=role, device=Device(), incarnation=0, pid=0)
         self._gone(peer)
 
