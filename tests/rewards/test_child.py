@@ -293,11 +293,11 @@ def test_functions_see_neither_secrets_nor_files_of_the_run(
         "def f():\n"
         "    assert 'ROLLPLEX_SECRET' not in os.environ and os.environ['CUDA_VISIBLE_DEVICES'] == ''\n"
         "    assert 'numpy' not in sys.modules and 'torch' not in sys.modules\n"
-        "    fds = [fd for fd in range(3, 200) if os.path.exists(f'/proc/self/fd/{fd}')]\n"
+        "    fds = [fd for fd in os.listdir('/proc/self/fd') if int(fd) > 2]\n"
         "    return [float(len(fds))] * 3\n"
     )
     child.open((f"{path}:f", 1.0))
-    assert numbers(child.rewarded().rewards) == [2.0] * 3  # its channel, and the file for stacks
+    assert numbers(child.rewarded().rewards) == [3.0] * 3  # its channel, the file for stacks, and the listing itself
 
 
 def test_a_function_may_change_its_arguments_without_harm_to_the_next(child: Child, functions: Functions) -> None:
