@@ -361,3 +361,13 @@ def test_the_events_of_a_step_and_the_started_steps_are_found(path: Path) -> Non
             "EXPLAIN QUERY PLAN SELECT DISTINCT step FROM events WHERE type = 'IterationStarted' AND step >= 2"
         ).fetchall()
         assert "events_started" in plan[0][3]
+
+
+def test_a_second_close_closes_nothing_of_anybody_else(path: Path, tmp_path: Path) -> None:
+    journal = Journal(path)
+    journal.close()
+    with (tmp_path / "other").open("wb") as other:  # takes the lock's old number
+        journal.close()
+        other.write(b"still open")
+        other.flush()
+    assert (tmp_path / "other").read_bytes() == b"still open"

@@ -60,6 +60,7 @@ class Journal:
         self.path = path
         self.moved_aside: Path | None = None
         self._buffer: list[_Pending] = []
+        self._closed = False
         self._lock = lock_file(path)
         try:
             self._connection, replaced = self._open()
@@ -118,11 +119,14 @@ class Journal:
         self._write(durable=False)
 
     def close(self) -> None:
-        """Write what is buffered, durably, and let the next writer in.
+        """Write what is buffered, durably, and let the next writer in. A second call does nothing.
 
         Raises:
             JournalError: the rest could not be written; the journal is closed all the same.
         """
+        if self._closed:
+            return
+        self._closed = True
         try:
             self._write(durable=True)
         finally:
