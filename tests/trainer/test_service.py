@@ -10,6 +10,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 import torch
+import transformers
 from torch import Tensor, autograd
 from transformers import Qwen2_5_VLForConditionalGeneration
 
@@ -26,6 +27,9 @@ from support.tiny import Prompt
 from support.trainer import Sampled, World, apply, prepare, train_all
 
 MakeWorld = Callable[..., World]
+
+RECENT = tuple(map(int, transformers.__version__.split(".")[:2])) >= (5, 17)
+"""Older releases keep cos and sin per layer, a few per cent more than predicted."""
 
 
 def by_hf_name(world: World, stored: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -400,9 +404,9 @@ def test_held_memory_is_what_shapes_predict_and_names_the_lease(make_world: Make
             dtype="float32",
         )
         assert (held.lease, scratch.lease) == (7, 8)
-        assert held.size_bytes == pytest.approx(predicted, rel=0.05)
+        assert held.size_bytes == pytest.approx(predicted, rel=0.02 if RECENT else 0.05)
         rows = scored_rows(len(part), lengths)
-        assert scratch.size_bytes == pytest.approx(logits_bytes(world.shape, rows=rows, dtype="float32"), rel=0.05)
+        assert scratch.size_bytes == pytest.approx(logits_bytes(world.shape, rows=rows, dtype="float32"), rel=0.02)
 
 
 def test_the_same_step_twice_gives_the_same_bits(make_world: MakeWorld, groups: list[Sampled]) -> None:
