@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rollplex.errors import BudgetError
+from rollplex.journal.events import IterationDone, LeaseGranted
+from rollplex.journal.phases import Phase
 from rollplex_coordinator.budget import plan_memory
-from rollplex_coordinator.events import IterationDone, LeaseGranted
 from rollplex_coordinator.iteration import Iteration
-from rollplex_coordinator.phases import Phase
 from rollplex_coordinator.sizes import ROLLOUT_KV, SCORE_WORKSPACE, TRAIN_WORKSPACE, Sizes
 from support.core import AMPLE, DEVICE, Core, check_data, make_config, minimum_bytes
 

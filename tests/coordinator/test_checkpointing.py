@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
+from rollplex.journal import events
+from rollplex.journal.phases import Phase
 from rollplex.protocol.common import ErrorReport, Failed
 from rollplex.protocol.rollout import GenerateUnit
 from rollplex.protocol.trainer import CheckpointSaved, SaveCheckpoint
-from rollplex_coordinator import events
 from rollplex_coordinator.checkpointing import Checkpoints
 from rollplex_coordinator.iteration import Iteration
 from rollplex_coordinator.link import WorkerFailed
-from rollplex_coordinator.phases import Phase
 from rollplex_coordinator.stop import StopRun
 from support.core import Core
 

@@ -12,18 +12,18 @@ from typing import Any, TypeVar
 import pytest
 
 from rollplex.errors import StateError, WaitError
+from rollplex.journal import events
+from rollplex.journal.events import StopWhen
+from rollplex.journal.phases import Phase
+from rollplex.journal.reader import Reader
 from rollplex.protocol.claim import claim
 from rollplex.protocol.common import DigestReply, DigestRequest, Drain, Drained, Held, Kind, Role
-from rollplex_coordinator import events
 from rollplex_coordinator.control import CoreControl
-from rollplex_coordinator.events import StopWhen
 from rollplex_coordinator.gate import Gate
-from rollplex_coordinator.journal_reader import Reader
 from rollplex_coordinator.ledger import Ledger
 from rollplex_coordinator.memory import Memory, Want
 from rollplex_coordinator.node import DEVICE, WORKERS, Node
 from rollplex_coordinator.options import Options
-from rollplex_coordinator.phases import Phase
 from rollplex_coordinator.stop import Signals, StopRun
 from rollplex_coordinator.work import Work
 from support.core import make_config

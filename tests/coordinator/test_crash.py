@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rollplex.errors import StateError
+from rollplex.journal.events import IterationStarted, RunStarted, UpdateBegin, UpdateCommitted
 from rollplex_coordinator.crash import after_crash
-from rollplex_coordinator.events import IterationStarted, RunStarted, UpdateBegin, UpdateCommitted
 
 STARTED = RunStarted(
     run="r", pid=1, host="h", boot_id="b", seed=0, schedule="serial", share_prefix=True, config_digest="c"

@@ -10,13 +10,13 @@ import pytest
 from msgspec.structs import replace
 
 from rollplex.errors import RewardError
+from rollplex.journal import events
+from rollplex.journal.phases import Phase
 from rollplex.protocol.inputs import PrepareInputs
 from rollplex.protocol.reward import RewardGroup
 from rollplex.protocol.rollout import GenerateUnit
-from rollplex_coordinator import events
 from rollplex_coordinator.evaluate import Evaluation
 from rollplex_coordinator.iteration import Iteration
-from rollplex_coordinator.phases import Phase
 from support.core import NUM_ROWS, Core
 from support.workers import doubles, reward_failed
 

@@ -8,11 +8,11 @@ import pytest
 from msgspec.structs import replace
 
 from rollplex.errors import BudgetError
+from rollplex.journal.events import LeaseWaiting
+from rollplex.journal.phases import Phase
 from rollplex.protocol.common import Kind, Role
 from rollplex.protocol.inputs import PrepareInputs, WriteInputs
-from rollplex_coordinator.events import LeaseWaiting
 from rollplex_coordinator.memory import Want
-from rollplex_coordinator.phases import Phase
 from support.core import Core, minimum_bytes
 from support.workers import Stuck, prompts_of
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from rollplex.errors import StateError, UpdateError
+from rollplex.journal.events import UpdateBegin, UpdateCommitted
 from rollplex_coordinator.crash import after_crash
-from rollplex_coordinator.events import UpdateBegin, UpdateCommitted
 from rollplex_coordinator.gate import Gate, State
 from rollplex_coordinator.gate_steps import (
     Apply,

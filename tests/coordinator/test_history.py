@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rollplex_coordinator.events import (
+from rollplex.journal.events import (
     Event,
     GroupFinished,
     GroupSkipped,

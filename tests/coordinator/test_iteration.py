@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from rollplex.journal import events
+from rollplex.journal.phases import Phase
 from rollplex.protocol.inputs import PrepareInputs
 from rollplex.protocol.prefix import PrefixForward
 from rollplex.protocol.reward import RewardGroup, RewardProblem
 from rollplex.protocol.rollout import GenerateUnit
 from rollplex.protocol.trainer import PrepareUpdate, UpdateVote
-from rollplex_coordinator import events
 from rollplex_coordinator.gate import State
 from rollplex_coordinator.iteration import Iteration
-from rollplex_coordinator.phases import Phase
 from support.core import Core
 from support.workers import doubles, reward_failed
 

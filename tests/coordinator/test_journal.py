@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from rollplex.errors import JournalError
-from rollplex_coordinator.events import CheckpointSaved, IterationStarted, JournalReplaced, UpdateBegin, UpdateCommitted
+from rollplex.journal.events import CheckpointSaved, IterationStarted, JournalReplaced, UpdateBegin, UpdateCommitted
+from rollplex.journal.reader import Reader, Row
 from rollplex_coordinator.journal import MAX_BUFFERED, Journal
-from rollplex_coordinator.journal_reader import Reader, Row
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_a_durable_commit_is_full_and_a_batch_is_not(path: Path) -> None:
 TRACED = """
 import os, sys
 from pathlib import Path
-from rollplex_coordinator.events import IterationStarted, UpdateBegin
+from rollplex.journal.events import IterationStarted, UpdateBegin
 from rollplex_coordinator.journal import Journal
 mark = lambda text: os.write(2, f"<{text}>".encode())
 journal = Journal(Path(sys.argv[1]))
@@ -111,7 +111,7 @@ KILLED = """
 import os, signal, sqlite3, sys
 from pathlib import Path
 from rollplex_coordinator import journal_file
-from rollplex_coordinator.events import CheckpointSaved, IterationStarted, UpdateBegin, UpdateCommitted
+from rollplex.journal.events import CheckpointSaved, IterationStarted, UpdateBegin, UpdateCommitted
 from rollplex_coordinator.journal import Journal
 
 def scenario(folder, kill_at):

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from rollplex.errors import BudgetError, StateError
+from rollplex.journal.phases import WORKING_PHASES, Phase
 from rollplex.protocol.common import Device, Kind
 from rollplex_coordinator.ledger import Granted, Lease, LeaseRequest, Ledger, Reservation, Waiting
-from rollplex_coordinator.phases import WORKING_PHASES, Phase
 
 DEVICE = Device()
 OTHER = Device(index=1)

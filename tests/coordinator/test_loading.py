@@ -13,6 +13,8 @@ from msgspec.structs import replace
 
 from rollplex.config import Config
 from rollplex.errors import ModelError
+from rollplex.journal.events import LeaseGranted, ServiceReady
+from rollplex.journal.phases import Phase
 from rollplex.memory.segment import backend
 from rollplex.protocol.common import ErrorReport, Failed, Kind, Loaded, Role
 from rollplex.protocol.inputs import OpenData
@@ -20,13 +22,11 @@ from rollplex.protocol.prefix import LoadPrefix
 from rollplex.protocol.reward import OpenRewards, RewardsOpened
 from rollplex.protocol.rollout import LoadRollout
 from rollplex.protocol.trainer import LoadTrainer
-from rollplex_coordinator.events import LeaseGranted, ServiceReady
 from rollplex_coordinator.holder import Holder
 from rollplex_coordinator.ledger import Ledger
 from rollplex_coordinator.link import Link, WorkerFailed
 from rollplex_coordinator.loading import check_data, load_models, open_rewards
 from rollplex_coordinator.memory import Memory
-from rollplex_coordinator.phases import Phase
 from rollplex_coordinator.record import Record
 from rollplex_coordinator.sizes import Sizes
 from support.core import AMPLE, DEVICE, FakeJournal, NoSupervisor, make_config

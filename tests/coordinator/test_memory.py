@@ -13,13 +13,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rollplex.errors import BudgetError, StateError
+from rollplex.journal.events import LeaseGranted, LeaseReleased, LeaseWaiting
+from rollplex.journal.phases import Phase
 from rollplex.memory.segment import backend
 from rollplex.protocol.common import Held, Kind, LeaseRef, Role
-from rollplex_coordinator.events import LeaseGranted, LeaseReleased, LeaseWaiting
 from rollplex_coordinator.holder import Holder
 from rollplex_coordinator.ledger import Ledger, Reservation
 from rollplex_coordinator.memory import Block, Memory, Want
-from rollplex_coordinator.phases import Phase
 from rollplex_coordinator.record import Record
 from support.core import DEVICE, FakeJournal
 

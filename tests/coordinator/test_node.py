@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 
 from rollplex.errors import ServiceDied
+from rollplex.journal import events
+from rollplex.journal.phases import Phase
+from rollplex.journal.reader import Reader
 from rollplex.protocol.claim import claim
 from rollplex.protocol.common import Kind, Role
-from rollplex_coordinator import events
-from rollplex_coordinator.journal_reader import Reader
 from rollplex_coordinator.node import DEVICE, Node, commands
 from rollplex_coordinator.options import Options
-from rollplex_coordinator.phases import Phase
 from rollplex_coordinator.stop import Signals, StopRun
 from support.core import make_config
 from support.sockets import DEADLINE_S, Worker

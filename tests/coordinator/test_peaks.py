@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollplex.errors import BudgetError
+from rollplex.journal.phases import WORKING_PHASES, Phase
 from rollplex.protocol.common import Device, Kind
 from rollplex_coordinator.ledger import Granted, LeaseRequest, Ledger, Reservation
 from rollplex_coordinator.peaks import PlannedBlock, check_fits, peaks_table, plan_peak
-from rollplex_coordinator.phases import WORKING_PHASES, Phase
 
 DEVICE = Device()
 ALWAYS = frozenset(WORKING_PHASES)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from rollplex_coordinator.events import PhaseEntered, UpdateBegin
+from rollplex.journal.events import PhaseEntered, UpdateBegin
+from rollplex.journal.phases import Phase
+from rollplex.journal.reader import Reader
 from rollplex_coordinator.journal import Journal
-from rollplex_coordinator.journal_reader import Reader
-from rollplex_coordinator.phases import Phase
 from rollplex_coordinator.record import FLUSH_PERIOD_S, Record
 
 

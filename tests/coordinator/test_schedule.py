@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollplex.errors import StateError
+from rollplex.journal.phases import Phase
 from rollplex.protocol.prefix import Which
-from rollplex_coordinator.phases import Phase
 from rollplex_coordinator.plan import StepPlan, plan_step
 from rollplex_coordinator.schedule import (
     Ask,

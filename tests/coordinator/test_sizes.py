@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from rollplex.config import Config
 from rollplex.config.wire import eval_sampling, train_sampling
+from rollplex.journal.phases import Phase
 from rollplex.layout.kv import KvLayout
 from rollplex.layout.optimizer import optimizer_table
 from rollplex.layout.parameters import gradient_table, reference_table
@@ -20,7 +21,6 @@ from rollplex.protocol.common import Kind, MediaSlot, PromptSlot, Responses, Rol
 from rollplex.protocol.inputs import DataChecked, SourceChecked
 from rollplex.protocol.prefix import Which
 from rollplex_coordinator.memory import Want
-from rollplex_coordinator.phases import Phase
 from rollplex_coordinator.plan import plan_step
 from rollplex_coordinator.sizes import ROLLOUT_KV, SCORE_WORKSPACE, TRAIN_WORKSPACE, Sizes
 from support.core import make_config

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from rollplex.errors import RewardError, StateError
+from rollplex.journal import events
+from rollplex.journal.events import UnitKind
 from rollplex.protocol.prefix import PrefixBackward, PrefixForward, ScoreSuffix, Which
 from rollplex.protocol.reward import RewardGroup, RewardProblem
 from rollplex.protocol.rollout import GenerateUnit
 from rollplex.protocol.trainer import TrainSuffix
-from rollplex_coordinator import events
-from rollplex_coordinator.events import UnitKind
 from rollplex_coordinator.feed import StepInputs
 from rollplex_coordinator.gathered import Gathered
 from rollplex_coordinator.plan import StepPlan

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from rollplex.errors import BudgetError, ConfigError, DataError, RollplexError, WaitError
+from rollplex.journal.phases import Phase
 from rollplex.protocol.common import Device, ErrorReport, Role
 from rollplex_coordinator.hub import Peer
 from rollplex_coordinator.link import WorkerDied, WorkerFailed
-from rollplex_coordinator.phases import Phase
 from rollplex_coordinator.record import Record
 from rollplex_coordinator.supervisor import Supervisor
 from rollplex_coordinator.telling import exit_code, told

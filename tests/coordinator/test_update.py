@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from rollplex.errors import RewardError, StateError, UpdateError
+from rollplex.journal import events
+from rollplex.journal.phases import Phase
 from rollplex.protocol.common import CachesDropped, Committed, Drain, Role
 from rollplex.protocol.trainer import ApplyUpdate, PrepareUpdate, SkipUpdate, UpdateApplied, UpdateVote
-from rollplex_coordinator import events
-from rollplex_coordinator.phases import Phase
 from rollplex_coordinator.stop import StopRun
 from rollplex_coordinator.update import Update
 from support.core import Core, make_config

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rollplex.errors import StateError
-from rollplex_coordinator.events import StopWhen
+from rollplex.journal.events import StopWhen
 from rollplex_coordinator.work import Work
 
 

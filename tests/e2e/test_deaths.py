@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rollplex_coordinator.events import ErrorRaised, RunEnded, ServiceDied
+from rollplex.journal.events import ErrorRaised, RunEnded, ServiceDied
 from support.nodes import Node, Start, run_processes
 
 ENDLESS = {"run.iterations": 100000}

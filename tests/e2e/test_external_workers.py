@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rollplex_coordinator.events import ServiceStarted, StopRequested
+from rollplex.journal.events import ServiceStarted, StopRequested
 from support.nodes import Start
 
 ROLES = ("trainer", "prefix", "rollout")

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from rollplex.journal.events import LeaseGranted, LeaseReleased, LeaseWaiting, ServiceReady, UpdateCommitted
 from rollplex.layout.parameters import parameter_table
 from rollplex.layout.shape import read_shape
 from rollplex.protocol.common import Kind
-from rollplex_coordinator.events import LeaseGranted, LeaseReleased, LeaseWaiting, ServiceReady, UpdateCommitted
 from support.nodes import Finished, Project, Start
 
 ITERATIONS = 2

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rollplex_coordinator.events import GroupRewarded, GroupSkipped
+from rollplex.journal.events import GroupRewarded, GroupSkipped
 from support.nodes import Finished, Project, Start
 
 MOODS = {"raise": "raised", "hang": "timed_out", "nan": "not_finite", "few": "wrong_count", "text": "wrong_type"}

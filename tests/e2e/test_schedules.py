@@ -7,8 +7,7 @@ import json
 
 import pytest
 
-from rollplex.protocol.common import Kind
-from rollplex_coordinator.events import (
+from rollplex.journal.events import (
     GroupFinished,
     LeaseGranted,
     LeaseReleased,
@@ -18,7 +17,8 @@ from rollplex_coordinator.events import (
     UpdateBegin,
     UpdateCommitted,
 )
-from rollplex_coordinator.phases import Phase
+from rollplex.journal.phases import Phase
+from rollplex.protocol.common import Kind
 from support.nodes import Finished, Start
 
 ITERATIONS = 5

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from safetensors.numpy import load
 
+from rollplex.journal.events import LeaseGranted, UnitDone, UnitKind
 from rollplex.protocol.common import Kind
-from rollplex_coordinator.events import LeaseGranted, UnitDone, UnitKind
 from support.nodes import Finished, Project, Start
 
 SGD = {"optimizer.name": "sgd", "optimizer.lr": 1.0, "optimizer.warmup_steps": 0}

@@ -14,12 +14,13 @@ from msgspec.structs import replace
 from rollplex.config import Config, from_mapping
 from rollplex.config.wire import train_sampling
 from rollplex.errors import BudgetError
+from rollplex.journal.events import Event
+from rollplex.journal.phases import Phase
 from rollplex.memory.segment import backend
 from rollplex.protocol.common import Device, Kind, LeaseRef, Role, SegmentRef
 from rollplex.protocol.inputs import DataChecked, SourceChecked
 from rollplex_coordinator.budget import plan_memory
 from rollplex_coordinator.context import Context
-from rollplex_coordinator.events import Event
 from rollplex_coordinator.feed import Feed, StepInputs
 from rollplex_coordinator.gate import Gate
 from rollplex_coordinator.holder import Holder
@@ -27,7 +28,6 @@ from rollplex_coordinator.ledger import Ledger
 from rollplex_coordinator.link import Link
 from rollplex_coordinator.loading import standing
 from rollplex_coordinator.memory import Memory
-from rollplex_coordinator.phases import Phase
 from rollplex_coordinator.plan import StepPlan, plan_step
 from rollplex_coordinator.record import Record
 from rollplex_coordinator.schedule import Mode, Schedule

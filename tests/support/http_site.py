@@ -7,8 +7,8 @@ from typing import Self
 
 import httpx
 
+from rollplex.journal.events import StopWhen
 from rollplex.protocol.common import Kind, Role
-from rollplex_coordinator.events import StopWhen
 from rollplex_coordinator.http.app import create_app
 from rollplex_coordinator.http.control import Control
 from rollplex_coordinator.http.server import Server, listen

@@ -13,8 +13,8 @@ from typing import TypeVar
 
 import httpx
 
-from rollplex_coordinator.events import Record
-from rollplex_coordinator.journal_reader import Reader
+from rollplex.journal.events import Record
+from rollplex.journal.reader import Reader
 
 NODE_DEADLINE_S = 100.0
 EventT = TypeVar("EventT")

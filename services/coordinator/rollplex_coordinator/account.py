@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from rollplex.journal.phases import WORKING_PHASES, Phase
 from rollplex.protocol.common import Device
 from rollplex_coordinator.leases import (
     DeviceView,
@@ -20,7 +21,6 @@ from rollplex_coordinator.leases import (
     alive_in,
     alive_phases,
 )
-from rollplex_coordinator.phases import WORKING_PHASES, Phase
 
 
 class Account:

@@ -7,11 +7,11 @@ the table from `peaks`.
 from __future__ import annotations
 
 from rollplex.config.config import Config
+from rollplex.journal.phases import WORKING_PHASES, Phase
 from rollplex.protocol.common import Device, Kind, Role
 from rollplex.protocol.inputs import DataChecked
 from rollplex_coordinator.leases import Reservation
 from rollplex_coordinator.peaks import PlannedBlock, check_fits
-from rollplex_coordinator.phases import WORKING_PHASES, Phase
 from rollplex_coordinator.sizes import ROLLOUT_KV, SCORE_WORKSPACE, TRAIN_WORKSPACE, Sizes
 
 ALWAYS = frozenset(WORKING_PHASES)

@@ -11,11 +11,11 @@ import logging
 import shutil
 
 from rollplex.config.loading import dump
+from rollplex.journal import events
+from rollplex.journal.phases import Phase
 from rollplex.protocol.common import Role
 from rollplex.protocol.trainer import CheckpointSaved, SaveCheckpoint
-from rollplex_coordinator import events
 from rollplex_coordinator.context import Context
-from rollplex_coordinator.phases import Phase
 
 log = logging.getLogger("rollplex.coordinator")
 

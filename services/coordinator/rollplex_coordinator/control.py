@@ -10,8 +10,9 @@ from concurrent.futures import Future
 from pathlib import Path
 
 from rollplex.errors import StateError
+from rollplex.journal.events import CheckpointSaved, StopRequested, StopWhen
+from rollplex.journal.reader import Reader
 from rollplex.protocol.common import DigestReply, DigestRequest, Role
-from rollplex_coordinator.events import CheckpointSaved, StopRequested, StopWhen
 from rollplex_coordinator.gate import Gate
 from rollplex_coordinator.history import iteration_view
 from rollplex_coordinator.http.views import (
@@ -30,7 +31,6 @@ from rollplex_coordinator.http.views import (
     WaitView,
 )
 from rollplex_coordinator.hub import Peer
-from rollplex_coordinator.journal_reader import Reader
 from rollplex_coordinator.memory import Memory
 from rollplex_coordinator.node import CHILDREN, DEVICE, WORKERS, Node
 from rollplex_coordinator.stop import StopRun

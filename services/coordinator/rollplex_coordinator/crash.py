@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 from rollplex.errors import StateError
-from rollplex_coordinator.events import Event, UpdateBegin, UpdateCommitted
+from rollplex.journal.events import Event, UpdateBegin, UpdateCommitted
 
 
 def after_crash(journal_tail: Iterable[Event]) -> Literal["clean", "poisoned"]:

@@ -12,14 +12,14 @@ from rollplex.config.job import EvalSection
 from rollplex.config.wire import eval_sampling
 from rollplex.data.order import batches
 from rollplex.errors import RewardError
+from rollplex.journal.events import EvalDone
+from rollplex.journal.phases import Phase
 from rollplex.protocol.common import Role
 from rollplex.protocol.reward import GroupRewarded, RewardFailed, RewardGroup
 from rollplex.protocol.rollout import GenerateUnit, GroupFinished, UnitGenerated
 from rollplex_coordinator.context import Context
-from rollplex_coordinator.events import EvalDone
 from rollplex_coordinator.feed import StepInputs
 from rollplex_coordinator.hub import Peer
-from rollplex_coordinator.phases import Phase
 from rollplex_coordinator.problems import reward_error
 
 KEY = 2**40

@@ -12,12 +12,12 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
+from rollplex.journal.phases import Phase
 from rollplex.protocol.common import Kind, PromptSlot, Role, SegmentRef
 from rollplex.protocol.inputs import InputsSized, InputsWritten, PrepareInputs, WriteInputs
 from rollplex_coordinator.hub import Peer
 from rollplex_coordinator.link import Link
 from rollplex_coordinator.memory import Block, Memory, Want
-from rollplex_coordinator.phases import Phase
 
 
 class StepInputs(Struct, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rollplex_coordinator.events import (
+from rollplex.journal.events import (
     GroupFinished,
     GroupSkipped,
     IterationDone,

@@ -11,10 +11,10 @@ import struct
 import time
 from collections.abc import Iterable, Sequence
 
+from rollplex.journal.events import IterationDone, IterationStarted
+from rollplex.journal.phases import Phase
 from rollplex_coordinator.context import Context
-from rollplex_coordinator.events import IterationDone, IterationStarted
 from rollplex_coordinator.gathered import Gathered
-from rollplex_coordinator.phases import Phase
 from rollplex_coordinator.plan import plan_step
 from rollplex_coordinator.schedule import Mode, Schedule
 from rollplex_coordinator.step import TrainStep

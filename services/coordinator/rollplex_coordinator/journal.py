@@ -28,9 +28,9 @@ from types import TracebackType
 from typing import Self, TypeAlias
 
 from rollplex.errors import JournalError
-from rollplex_coordinator.events import Durable, Event, JournalReplaced, encode, step_of, type_of
+from rollplex.journal.events import Durable, Event, JournalReplaced, encode, step_of, type_of
+from rollplex.journal.reader import Reader, Row, journal_error
 from rollplex_coordinator.journal_file import Damaged, lock_file, move_aside, open_file
-from rollplex_coordinator.journal_reader import Reader, Row, journal_error
 
 __all__ = ["MAX_BUFFERED", "Journal", "Reader", "Row"]
 

@@ -12,7 +12,7 @@ import sqlite3
 from pathlib import Path
 
 from rollplex.errors import JournalError
-from rollplex_coordinator.journal_reader import BUSY_S, journal_error
+from rollplex.journal.reader import BUSY_S, journal_error
 
 APPLICATION_ID = 0x526F6C70
 """Marks the file as a journal of Rollplex ("Rolp")."""

@@ -8,8 +8,8 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from rollplex.errors import BudgetError
+from rollplex.journal.phases import WORKING_PHASES, Phase
 from rollplex.protocol.common import Device, Kind
-from rollplex_coordinator.phases import WORKING_PHASES, Phase
 
 MAX_SIZE_BYTES = 2**53
 """Above this a size is a mistake (and not exact in JSON)."""

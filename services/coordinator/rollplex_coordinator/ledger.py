@@ -34,6 +34,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from rollplex.errors import BudgetError, StateError
+from rollplex.journal.phases import Phase
 from rollplex.protocol.common import Device
 from rollplex_coordinator.account import Account
 from rollplex_coordinator.leases import (
@@ -52,7 +53,6 @@ from rollplex_coordinator.leases import (
     problem_with,
 )
 from rollplex_coordinator.ledger_table import table
-from rollplex_coordinator.phases import Phase
 
 __all__ = [
     "Answer",

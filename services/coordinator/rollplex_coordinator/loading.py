@@ -11,16 +11,16 @@ import logging
 
 from rollplex.config import wire
 from rollplex.errors import ModelError
+from rollplex.journal.events import ServiceReady
+from rollplex.journal.phases import Phase
 from rollplex.protocol.common import Kind, Loaded, Role, SegmentRef
 from rollplex.protocol.inputs import DataChecked, OpenData
 from rollplex.protocol.prefix import LoadPrefix
 from rollplex.protocol.reward import OpenRewards, RewardsOpened
 from rollplex.protocol.rollout import LoadRollout
 from rollplex.protocol.trainer import LoadTrainer
-from rollplex_coordinator.events import ServiceReady
 from rollplex_coordinator.memory import Block, Memory, Want
 from rollplex_coordinator.node import Node
-from rollplex_coordinator.phases import Phase
 from rollplex_coordinator.sizes import Sizes
 
 log = logging.getLogger("rollplex.coordinator")

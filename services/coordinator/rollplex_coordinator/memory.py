@@ -11,11 +11,11 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from rollplex.errors import BudgetError, StateError
+from rollplex.journal.events import LeaseGranted, LeaseReleased, LeaseWaiting
+from rollplex.journal.phases import Phase
 from rollplex.protocol.common import Device, Held, Kind, LeaseRef, SegmentRef
-from rollplex_coordinator.events import LeaseGranted, LeaseReleased, LeaseWaiting
 from rollplex_coordinator.holder import Holder
 from rollplex_coordinator.ledger import Granted, LeaseRequest, Ledger, LedgerView
-from rollplex_coordinator.phases import Phase
 from rollplex_coordinator.record import Record
 
 

@@ -23,7 +23,7 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from rollplex.errors import JournalError, WaitError
-from rollplex_coordinator.events import (
+from rollplex.journal.events import (
     ErrorRaised,
     EvalDone,
     Event,
@@ -32,10 +32,10 @@ from rollplex_coordinator.events import (
     UnitDone,
     UpdateCommitted,
 )
+from rollplex.journal.phases import Phase
+from rollplex.journal.reader import Reader
 from rollplex_coordinator.http.control import Control
 from rollplex_coordinator.http.views import LedgerView, ServiceView, StatusView
-from rollplex_coordinator.journal_reader import Reader
-from rollplex_coordinator.phases import Phase
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 MAX_EVENTS = 20_000

@@ -10,11 +10,11 @@ import os
 from collections.abc import Mapping, Sequence
 
 from rollplex.config.config import Config
+from rollplex.journal.events import ServiceDied, ServiceStarted
 from rollplex.memory.segment import backend
 from rollplex.protocol.claim import Claim
 from rollplex.protocol.common import Device, Role
 from rollplex.protocol.handshake import Welcome
-from rollplex_coordinator.events import ServiceDied, ServiceStarted
 from rollplex_coordinator.holder import Holder
 from rollplex_coordinator.hub import Hub, Peer
 from rollplex_coordinator.journal import Journal

@@ -19,10 +19,10 @@ from msgspec import Struct
 
 from rollplex.config.host import less_overhead
 from rollplex.errors import BudgetError
+from rollplex.journal.phases import WORKING_PHASES, Phase
 from rollplex.protocol.common import Device, Kind
 from rollplex_coordinator.leases import check_size
 from rollplex_coordinator.ledger_table import align, number
-from rollplex_coordinator.phases import WORKING_PHASES, Phase
 
 
 class PlannedBlock(Struct, frozen=True, kw_only=True):

@@ -9,9 +9,9 @@ import json
 import time
 from pathlib import Path
 
-from rollplex_coordinator.events import Durable, Event, PhaseEntered
+from rollplex.journal.events import Durable, Event, PhaseEntered
+from rollplex.journal.phases import Phase
 from rollplex_coordinator.journal import Journal
-from rollplex_coordinator.phases import Phase
 
 FLUSH_PERIOD_S = 0.5
 

@@ -26,6 +26,8 @@ from rollplex.config.loading import dump, load
 from rollplex.config.wire import train_sampling
 from rollplex.data.order import rows_of_step
 from rollplex.errors import JournalError, RollplexError
+from rollplex.journal.events import Event, RunEnded, RunStarted, StopRequested, StopWhen
+from rollplex.journal.phases import Phase
 from rollplex.protocol.claim import Claim, claim
 from rollplex.protocol.common import Role
 from rollplex_coordinator.attempts import set_aside
@@ -34,7 +36,6 @@ from rollplex_coordinator.checkpointing import Checkpoints
 from rollplex_coordinator.context import Context
 from rollplex_coordinator.control import HTTP, CoreControl
 from rollplex_coordinator.evaluate import Evaluation
-from rollplex_coordinator.events import Event, RunEnded, RunStarted, StopRequested, StopWhen
 from rollplex_coordinator.feed import Feed
 from rollplex_coordinator.gate import Gate
 from rollplex_coordinator.http.app import create_app
@@ -46,7 +47,6 @@ from rollplex_coordinator.loading import check_data, load_models, open_rewards
 from rollplex_coordinator.memory import Memory
 from rollplex_coordinator.node import CHILDREN, DEVICE, WORKERS, Node
 from rollplex_coordinator.options import Options
-from rollplex_coordinator.phases import Phase
 from rollplex_coordinator.progress import Progress
 from rollplex_coordinator.sizes import Sizes
 from rollplex_coordinator.stop import Signals, StopRun

@@ -30,8 +30,8 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from rollplex.errors import StateError
+from rollplex.journal.phases import Phase
 from rollplex.protocol.prefix import Which
-from rollplex_coordinator.phases import Phase
 from rollplex_coordinator.plan import StepPlan
 
 

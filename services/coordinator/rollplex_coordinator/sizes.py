@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rollplex.config.config import Config
+from rollplex.journal.phases import Phase
 from rollplex.layout.optimizer import optimizer_table
 from rollplex.layout.parameters import gradient_table, parameter_table, reference_table
 from rollplex.layout.shape import read_shape
@@ -37,7 +38,6 @@ from rollplex.protocol.inputs import DataChecked, SourceChecked
 from rollplex.protocol.prefix import Which
 from rollplex.protocol.rollout import Sampling
 from rollplex_coordinator.memory import Want
-from rollplex_coordinator.phases import Phase
 
 ROLLOUT_KV = "rollout K/V"
 SCORE_WORKSPACE = "score workspace"

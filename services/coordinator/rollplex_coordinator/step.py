@@ -13,13 +13,13 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TypeAlias, assert_never
 
+from rollplex.journal import events
+from rollplex.journal.events import UnitKind
 from rollplex.protocol.prefix import PrefixBackwardDone, PrefixReady, SuffixScored, Which
 from rollplex.protocol.reward import GroupRewarded, RewardFailed, RewardProblem
 from rollplex.protocol.rollout import GroupFinished, UnitGenerated
 from rollplex.protocol.trainer import SuffixTrained
-from rollplex_coordinator import events
 from rollplex_coordinator.context import Context
-from rollplex_coordinator.events import UnitKind
 from rollplex_coordinator.feed import StepInputs
 from rollplex_coordinator.gathered import Gathered
 from rollplex_coordinator.hub import Peer

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 from rollplex.errors import BudgetError, ConfigError, RollplexError
+from rollplex.journal.events import ErrorRaised
 from rollplex.worker.runtime import report
-from rollplex_coordinator.events import ErrorRaised
 from rollplex_coordinator.link import WorkerDied, WorkerFailed
 from rollplex_coordinator.orders import span
 from rollplex_coordinator.record import Record

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable
 from typing import assert_never
 
 from rollplex.errors import RewardError, UpdateError
+from rollplex.journal import events
+from rollplex.journal.phases import Phase
 from rollplex.protocol.common import CachesDropped, Committed, Drain, Drained, Role
 from rollplex.protocol.trainer import (
     ApplyUpdate,
@@ -18,7 +20,6 @@ from rollplex.protocol.trainer import (
     UpdateSkipped,
     UpdateVote,
 )
-from rollplex_coordinator import events
 from rollplex_coordinator.context import Context
 from rollplex_coordinator.gate_steps import (
     Apply,
@@ -32,7 +33,6 @@ from rollplex_coordinator.gate_steps import (
     TellReader,
 )
 from rollplex_coordinator.hub import Peer
-from rollplex_coordinator.phases import Phase
 
 NO_REWARDS = "every group of the step was left out"
 

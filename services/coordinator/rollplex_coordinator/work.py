@@ -6,7 +6,7 @@ wanted > done ─► iterate      checkpoint wanted, or due ─► checkpoint   
 from __future__ import annotations
 
 from rollplex.errors import StateError
-from rollplex_coordinator.events import StopWhen
+from rollplex.journal.events import StopWhen
 
 
 class Work:

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from rollplex_coordinator.events import IterationStarted, RunEnded, UpdateBegin
+from rollplex.journal.events import IterationStarted, RunEnded, UpdateBegin
 from rollplex_coordinator.http.streams import StreamSettings
 from support.http_site import Site
 
@@ -122,7 +122,7 @@ def test_the_present_is_when_the_stream_began(
     site: Site, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(site, 5)
-    from rollplex_coordinator.journal_reader import Reader
+    from rollplex.journal.reader import Reader
 
     last_id = Reader.last_id
     monkeypatch.setattr(Reader, "last_id", lambda reader: min(last_id(reader), 3))
@@ -194,7 +194,7 @@ def connect_without_reading(site: Site, token: str) -> socket.socket:
 def test_a_client_that_never_reads_holds_one_batch_and_nobody_up_and_loses_nothing(
     site: Site, client: httpx.Client, token: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rollplex_coordinator.journal_reader import Reader
+    from rollplex.journal.reader import Reader
 
     reads: list[int] = []
     rows_after = Reader.rows_after

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from rollplex.errors import BudgetError, ModelError, RollplexError, StateError, WaitError
-from rollplex_coordinator.events import StopWhen
+from rollplex.journal.events import StopWhen
 from rollplex_coordinator.http.views import HealthPart
 from support.http_site import FakeControl
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from rollplex.errors import ConfigError, WaitError
-from rollplex_coordinator.events import IterationStarted
+from rollplex.journal.events import IterationStarted
 from rollplex_coordinator.http.server import Server, listen
 from support.http_site import Site
 

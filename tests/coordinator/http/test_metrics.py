@@ -7,8 +7,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from rollplex.errors import WaitError
-from rollplex.protocol.common import ErrorReport
-from rollplex_coordinator.events import (
+from rollplex.journal.events import (
     ErrorRaised,
     EvalDone,
     GroupFinished,
@@ -17,6 +16,7 @@ from rollplex_coordinator.events import (
     UnitKind,
     UpdateCommitted,
 )
+from rollplex.protocol.common import ErrorReport
 from rollplex_coordinator.metrics import Metrics
 from support.http_site import Site
 

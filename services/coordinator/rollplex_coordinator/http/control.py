@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from rollplex_coordinator.events import StopWhen
+from rollplex.journal.events import StopWhen
 from rollplex_coordinator.http.views import (
     CheckpointView,
     DigestsView,

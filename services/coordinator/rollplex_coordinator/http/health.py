@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 
 from rollplex.errors import JournalError, RollplexError
+from rollplex.journal.reader import Reader
 from rollplex_coordinator.http.control import Control
 from rollplex_coordinator.http.views import HealthPart, HealthView
-from rollplex_coordinator.journal_reader import Reader
 
 REMEMBERED_S = 0.5
 

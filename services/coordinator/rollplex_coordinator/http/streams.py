@@ -23,8 +23,8 @@ from msgspec import Struct
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from rollplex.journal.reader import Reader, Row
 from rollplex_coordinator.http.errors import ConflictError, UnavailableError
-from rollplex_coordinator.journal_reader import Reader, Row
 
 READ_THREADS = 4
 HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"x-accel-buffering", b"no")]

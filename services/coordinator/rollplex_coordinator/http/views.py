@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, computed_field
 
+from rollplex.journal.events import StopWhen
 from rollplex.protocol.common import Kind, Role
-from rollplex_coordinator.events import StopWhen
 
 MAX_COUNT = 1_000_000_000
 

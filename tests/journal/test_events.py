@@ -6,9 +6,9 @@ from typing import get_args
 import pytest
 
 from rollplex.errors import JournalError
+from rollplex.journal import events
+from rollplex.journal.events import Event, StopWhen, UnitKind, decode, encode, step_of, type_of
 from rollplex.protocol.common import Device, ErrorReport, Kind, Role
-from rollplex_coordinator import events
-from rollplex_coordinator.events import Event, StopWhen, UnitKind, decode, encode, step_of, type_of
 
 DEVICE = Device(node=0, index=1)
 ALL: list[Event] = [

@@ -17,7 +17,7 @@ from urllib.parse import quote
 from msgspec import Struct
 
 from rollplex.errors import JournalError
-from rollplex_coordinator.events import Event, Record, decode
+from rollplex.journal.events import Event, Record, decode
 
 BUSY_S = 5.0
 _COLUMNS = "id, wall_s, monotonic_s, step, type, payload"

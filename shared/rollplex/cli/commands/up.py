@@ -1,0 +1,33 @@
+"""`rollplex up`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rollplex.config.environment import read_environment
+
+
+def up(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the run.")],
+    iterations: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Stop after N iterations. Default: run.iterations; when serving, none."),
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="A.B=V", help="Override a key of CONFIG. May be repeated.")
+    ] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where the run leaves its files. Default: a new folder in runs.")
+    ] = None,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Stay up and wait for the control API (POST /iterations).")
+    ] = False,
+) -> None:
+    """Start a node and run the iterations of CONFIG."""
+    from rollplex.cli.start import become, coordinator_command, prepare  # noqa: PLC0415 - help stays quick
+
+    prepared = prepare(config, set_ or [], run_dir, read_environment().runs_dir)
+    become(coordinator_command(prepared, iterations=iterations, serve=serve))
