@@ -20,6 +20,7 @@ ALL: list[Event] = [
     events.ErrorRaised(error=ErrorReport(kind="WaitError", what="no answer"), phase="TRAIN", step=4, service="prefix"),
     events.JournalReplaced(moved_to="/run/journal.sqlite.corrupt-1", why="malformed"),
     events.ServiceStarted(service="prefix[0:1]", role=Role.PREFIX, device=DEVICE, incarnation=1, pid=12),
+    events.StageDone(name="data check", start_s=1.0, end_s=1.25),
     events.ServiceReady(service="prefix[0:1]", role=Role.PREFIX, incarnation=1),
     events.ServiceDied(
         service="prefix[0:1]", role=Role.PREFIX, incarnation=1, pid=12, how="killed by SIGKILL", phase="SCORE"
@@ -33,6 +34,7 @@ ALL: list[Event] = [
     events.GroupRewarded(step=4, group=0, row=8, mean=0.5, std=None, start_s=2.0, end_s=2.5),
     events.GroupSkipped(step=4, group=1, row=9, function="reward", problem="raised"),
     events.IterationDone(step=4, version=5, metrics={"reward": 0.5, "kl": None}),
+    events.EvalStarted(step=4, version=5, name="held-out", rows=12),
     events.EvalDone(step=4, version=5, name="held-out", metrics={"accuracy": 1.0}),
     events.LeaseGranted(lease=3, kind=Kind.INPUTS, owner="input", device=DEVICE, size_bytes=64, segment=2, step=4),
     events.LeaseWaiting(kind=Kind.WORKSPACE, owner="trainer", device=DEVICE, size_bytes=64, free_bytes=1),

@@ -101,6 +101,14 @@ class ServiceStarted(Struct, frozen=True, kw_only=True, tag=True):
     log_path: Name = ""
 
 
+# A part of what lies between the coordinator's start and the first iteration is over. Stages may overlap.
+class StageDone(Struct, frozen=True, kw_only=True, tag=True):
+    name: Name
+    """One of: import, processes, <service> process, data check, memory plan, load model, import rewards."""
+    start_s: float
+    end_s: float
+
+
 # The process has answered Loaded.
 class ServiceReady(Struct, frozen=True, kw_only=True, tag=True):
     service: Name
@@ -185,6 +193,15 @@ class IterationDone(Struct, frozen=True, kw_only=True, tag=True):
     step: Count
     version: Count
     metrics: Metrics
+
+
+# An evaluation began; without an EvalDone of this name and step after it, it was interrupted and left no result.
+class EvalStarted(Struct, frozen=True, kw_only=True, tag=True):
+    step: Count
+    version: Count
+    name: Name
+    rows: Count
+    """How many rows it has."""
 
 
 # Greedy responses to an evaluation's rows, sampled from `version`; weights unchanged.
@@ -275,6 +292,7 @@ Event: TypeAlias = (
     | ErrorRaised
     | JournalReplaced
     | ServiceStarted
+    | StageDone
     | ServiceReady
     | ServiceDied
     | PhaseEntered
@@ -284,6 +302,7 @@ Event: TypeAlias = (
     | GroupRewarded
     | GroupSkipped
     | IterationDone
+    | EvalStarted
     | EvalDone
     | LeaseGranted
     | LeaseWaiting
