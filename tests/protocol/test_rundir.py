@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import socket
@@ -14,7 +15,7 @@ import pytest
 
 from rollplex.errors import ConfigError
 from rollplex.protocol import rundir
-from rollplex.protocol.claim import claim
+from rollplex.protocol.claim import claim, holder_of
 from rollplex.protocol.common import Device, Role
 from rollplex.protocol.rundir import RunDir, attach, check_path, next_incarnation, read_secret
 
@@ -122,6 +123,42 @@ def test_a_lock_whose_holder_has_not_yet_written_who_it_is_is_still_held(
         (tmp_path / "run" / "coordinator.lock").write_text('{"pid": ')
         with pytest.raises(ConfigError, match="just starting"):
             claim(tmp_path / "run", "second-run")
+        child.communicate(timeout=20)
+
+
+def test_the_holder_is_told_without_taking_the_lock_from_it(
+    tmp_path: Path, hold: Callable[[], subprocess.Popen[str]]
+) -> None:
+    assert holder_of(tmp_path / "run") is None
+    with hold() as child:
+        holder = holder_of(tmp_path / "run")
+        assert holder is not None
+        assert (holder.pid, holder.host, holder.run_id) == (child.pid, socket.gethostname(), "first-run")
+        with pytest.raises(ConfigError, match="Another coordinator holds"):
+            claim(tmp_path / "run", "second-run")
+        child.kill()
+        child.wait(timeout=20)
+    assert "first-run" in RunDir(tmp_path / "run").lock_file.read_text()
+    assert holder_of(tmp_path / "run") is None
+    claim(tmp_path / "run", "next-run").release()
+    assert holder_of(tmp_path / "run") is None
+
+
+def test_a_claim_waits_until_a_look_at_the_lock_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    claim(tmp_path / "run", "r1").release()
+    fd = os.open(RunDir(tmp_path / "run").lock_file, os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_SH)
+    monkeypatch.setattr("rollplex.protocol.claim.time.sleep", lambda _: os.close(fd))
+    claim(tmp_path / "run", "r2").release()
+
+
+def test_a_live_holder_that_does_not_say_who_it_is_is_an_error(
+    tmp_path: Path, hold: Callable[[], subprocess.Popen[str]]
+) -> None:
+    with hold() as child:
+        (tmp_path / "run" / "coordinator.lock").write_text('{"pid": ')
+        with pytest.raises(ConfigError, match="does not say who it is"):
+            holder_of(tmp_path / "run")
         child.communicate(timeout=20)
 
 

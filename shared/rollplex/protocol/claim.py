@@ -14,6 +14,7 @@ import os
 import secrets
 import socket
 import stat
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -25,6 +26,8 @@ from rollplex.protocol.handshake import SECRET_BYTES
 from rollplex.protocol.rundir import RunDir, check_directory, check_path, unusable
 
 _MAX_NOTE_BYTES = 4096
+_LOOKS, _BETWEEN_LOOKS_S = 13, 0.02
+"""How often, and after which pause, a lock is tried again that may only have been looked at (`holder_of`)."""
 
 
 class Holder(Struct, frozen=True, kw_only=True):
@@ -90,16 +93,68 @@ def claim(path: Path, run_id: str) -> Claim:
         raise
 
 
+def holder_of(path: Path) -> Holder | None:
+    """Which live process holds the run directory; None: nobody, or it is not there. Changes nothing.
+
+    The kernel is asked, not the note alone: a note outlives a coordinator that was killed. It is asked by a shared
+    lock, which never takes the lock away and which `claim` waits out.
+
+    Raises:
+        ConfigError: the lock file is there but cannot be read.
+    """
+    lock_file = RunDir(path.absolute()).lock_file
+    try:
+        fd = os.open(lock_file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise unusable(path, error) from error
+    try:
+        if not os.pread(fd, 1, 0):
+            return None  # given back in order, or never held
+        for _ in range(_LOOKS):
+            if _try_lock(fd, fcntl.LOCK_SH):
+                return None
+            if holder := _parse_note(os.pread(fd, _MAX_NOTE_BYTES, 0)):
+                return holder
+            time.sleep(_BETWEEN_LOOKS_S)  # its holder is just writing the note
+    finally:
+        os.close(fd)
+    raise ConfigError(
+        "A live process holds the run directory and does not say who it is",
+        needed="the pid, host and run of its coordinator",
+        do="Wait a moment; if it stays so, `fuser` on that file names the process.",
+        where=str(lock_file),
+    )
+
+
+def _try_lock(fd: int, kind: int) -> bool:
+    """Whether the lock was got, without waiting.
+
+    Raises:
+        OSError: it cannot be locked at all.
+    """
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in {errno.EWOULDBLOCK, errno.EACCES}:
+            raise
+        return False
+    return True
+
+
 def _lock(run_dir: RunDir, run_id: str) -> int:
     fd = os.open(run_dir.lock_file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        note = os.pread(fd, _MAX_NOTE_BYTES, 0)
+        for look in range(_LOOKS):
+            if _try_lock(fd, fcntl.LOCK_EX):
+                break
+            if look + 1 == _LOOKS:
+                raise _held(run_dir, os.pread(fd, _MAX_NOTE_BYTES, 0))
+            time.sleep(_BETWEEN_LOOKS_S)
+    except BaseException:
         os.close(fd)
-        if error.errno not in {errno.EWOULDBLOCK, errno.EACCES}:
-            raise
-        raise _held(run_dir, note) from error
+        raise
     holder = {"pid": os.getpid(), "host": socket.gethostname(), "run_id": run_id}
     os.ftruncate(fd, 0)
     os.pwrite(fd, json.dumps(holder).encode(), 0)
