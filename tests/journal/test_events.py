@@ -13,7 +13,15 @@ from rollplex.protocol.common import Device, ErrorReport, Kind, Role
 DEVICE = Device(node=0, index=1)
 ALL: list[Event] = [
     events.RunStarted(
-        run="r1", pid=7, host="h", boot_id="b", seed=3, schedule="overlap", share_prefix=True, config_digest="d"
+        run="r1",
+        pid=7,
+        host="h",
+        boot_id="b",
+        seed=3,
+        schedule="overlap",
+        share_prefix=True,
+        config_digest="d",
+        iterations_wanted=5,
     ),
     events.RunEnded(run="r1", exit_code=0, reason="stopped over HTTP"),
     events.StopRequested(when=StopWhen.NOW, exit=True, source="http"),

@@ -175,6 +175,7 @@ class _Run:
                 schedule=config.run.schedule,
                 share_prefix=config.run.share_prefix,
                 config_digest=hashlib.sha256(dump(config).encode()).hexdigest(),
+                iterations_wanted=self._work.wanted,
             )
         )
         node.record.enter(Phase.LOAD)

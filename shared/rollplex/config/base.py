@@ -58,6 +58,18 @@ def _not_empty(value: object) -> object:
     return value
 
 
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
+
+
+def _file_name(name: str) -> str:
+    if _NAME.fullmatch(name) is None:
+        raise ValueError(
+            "1 to 64 letters, digits, dots, dashes and underscores, the first a letter or a digit "
+            "(it is also the name of a file)"
+        )
+    return name
+
+
 Size = Annotated[int, Field(ge=0, le=MAX_SIZE_BYTES), BeforeValidator(parse_size)]
 """A number of bytes; written as a whole number or as a text with a unit."""
 
@@ -67,5 +79,5 @@ FilePath = Annotated[Path, BeforeValidator(_not_empty), AfterValidator(_against_
 TokenText = Annotated[str, Field(min_length=1, max_length=4096)]
 """One token, as the tokenizer writes it."""
 
-RunName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+RunName = Annotated[str, AfterValidator(_file_name)]
 """A name that is also a file name: letters, digits, dot, dash, underscore; at most 64."""

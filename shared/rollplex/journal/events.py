@@ -56,6 +56,8 @@ class RunStarted(Struct, frozen=True, kw_only=True, tag=True):
     share_prefix: bool
     config_digest: Name
     resumed: bool = False
+    iterations_wanted: Count | None = None
+    """How many it was started for (run.iterations is the learning-rate schedule's length); None in old journals."""
 
 
 # The last event of an orderly end.
