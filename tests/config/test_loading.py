@@ -129,7 +129,7 @@ def test_an_unknown_key_in_a_list_names_its_place(config_file: Path, values: dic
         ("http", "port", 70_000, "less than or equal to 65535"),
         ("model", "path", "", "a path; the text is empty"),
         ("services", "rollout", [], "at least 1 item"),
-        ("services", "rollout", "python x.py", "a valid array"),
+        ("services", "rollout", "python x.py", "a list"),
     ],
 )
 def test_a_wrong_value_is_refused_and_never_converted(

@@ -13,6 +13,7 @@ from rollplex.config import Config
 
 KEYS = """
 run.name run.seed run.iterations run.schedule run.share_prefix run.deterministic run.threads
+run.tensorboard run.log_completions
 model.path model.dtype model.freeze_vision
 data.path data.image_dir data.prompts_per_iteration data.shuffle data.max_prompt_tokens data.max_image_pixels
 data.on_bad_row

@@ -155,7 +155,8 @@ def _check_eval(config: Config) -> None:
         raise ConfigError(
             f"{twice!r} is the name of the training data" if twice == TRAIN else "Two evaluations have one name",
             got=repr(twice),
-            do="Rename the evaluation.",
+            needed="a name of its own for each (without one, an evaluation has that of its data's file)",
+            do=f"Set `name` in the entry of eval, for example name: {twice}_2.",
             where="eval",
         )
 

@@ -61,7 +61,7 @@ class Config(Section):
     checkpoint: CheckpointSection = CheckpointSection()
     """When weights and optimizer state are written."""
     eval: Annotated[tuple[EvalSection, ...], Field(max_length=63)] = ()
-    """Evaluations; none by default."""
+    """Evaluations; none by default. One alone may be written without the dash of a list."""
     services: ServicesSection = ServicesSection()
     """Other implementations of a service."""
 

@@ -34,6 +34,11 @@ class RunSection(Section):
     """True: only algorithms that give the same bits each time."""
     threads: Annotated[int, Field(ge=1, le=1024)] = 1
     """Arithmetic threads of each worker process. Part of the result's bits."""
+    tensorboard: bool = True
+    """True: every iteration's and evaluation's numbers are also written for TensorBoard, into the run directory."""
+    log_completions: Annotated[int, Field(ge=0)] = 1
+    """Groups of each iteration, from the first on, whose responses are written to completions.jsonl. 0: none.
+    Evaluations write all of theirs."""
 
 
 class MemorySection(Section):
@@ -103,7 +108,7 @@ class EvalSection(Section):
     """One evaluation: greedy responses to every row of a dataset at a fixed weights version. Changes nothing."""
 
     name: RunName
-    """Names it in eval.jsonl and in metrics."""
+    """Names it in eval.jsonl and in metrics. Absent: the name of the data's file, without its ending."""
     data: FilePath
     """JSONL file, rows as in training."""
     image_dir: FilePath | None = None

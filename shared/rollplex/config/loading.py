@@ -13,6 +13,7 @@ from rollplex.config import yaml_text
 from rollplex.config.config import Config
 from rollplex.config.overrides import Override, apply, parse_override
 from rollplex.config.refusals import Refusal, refusals
+from rollplex.config.shorthand import as_written, written_out
 from rollplex.config.yaml_text import Document, Key, dotted
 from rollplex.errors import ConfigError
 
@@ -42,8 +43,8 @@ def load(path: Path, overrides: Sequence[str] = (), *, check_files: bool = True)
         raise ConfigError("The configuration is not UTF-8 text", got=str(error.reason), where=str(path)) from None
     document = yaml_text.parse(text, where=str(path))
     parsed = [parse_override(override) for override in overrides]
-    source = _Source(path, document, parsed)
     value = apply(document.value, parsed)
+    source = _Source(path, document, parsed, value)
     config = _validate(value, path.absolute().parent, source)
     if check_files:
         _check_files(config, source, _written_model(value))
@@ -56,7 +57,7 @@ def from_mapping(value: Mapping[str, object], *, base: Path | None = None) -> Co
     Raises:
         ConfigError: anything that is wrong, with the key path in `where`.
     """
-    return _validate(dict(value), base, _Source(None, Document(value=None, lines={}), []))
+    return _validate(dict(value), base, _Source(None, Document(value=None, lines={}), [], value))
 
 
 def dump(config: Config) -> str:
@@ -65,14 +66,16 @@ def dump(config: Config) -> str:
 
 
 class _Source:
-    """Where a key's value came from: an override, a line of the file, or nowhere."""
+    """Where a key's value came from: an override, a line of the file, or nowhere. `value`: all of them together."""
 
-    def __init__(self, file: Path | None, document: Document, overrides: Sequence[Override]) -> None:
+    def __init__(self, file: Path | None, document: Document, overrides: Sequence[Override], value: object) -> None:
+        self.value = value
         self._file = file
         self._document = document
         self._overrides = overrides
 
     def where(self, path: Sequence[Key]) -> str:
+        path = as_written(path, self.value)
         parts = tuple(str(part) for part in path)
         for override in reversed(self._overrides):
             shared = min(len(parts), len(override.path))
@@ -87,10 +90,10 @@ class _Source:
 def _validate(value: object, base: Path | None, source: _Source) -> Config:
     try:
         # JSON is the form in which pydantic's strict mode takes lists for tuples and texts for paths and enums.
-        text = json.dumps({} if value is None else value)
+        text = json.dumps({} if value is None else written_out(value))
         return Config.model_validate_json(text, context={"base": base})
     except ValidationError as error:
-        raise _refused(refusals(error, Config), source) from None
+        raise _refused(refusals(error, Config, source.value), source) from None
     except ConfigError as error:
         path = tuple(error.where.split("."))
         raise ConfigError(

@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from rollplex.config.shorthand import as_written
 from rollplex.config.yaml_text import Key, dotted
 from rollplex.similar import closest
 
@@ -35,12 +36,14 @@ class Refusal:
     do: str
 
 
-def refusals(error: ValidationError, model: type[BaseModel]) -> list[Refusal]:
-    """All complaints, unknown keys first (they explain missing ones).
+def refusals(error: ValidationError, model: type[BaseModel], value: object) -> list[Refusal]:
+    """All complaints, unknown keys first (they explain missing ones), about key paths as they are in `value`.
 
     Pydantic counts only the good items of a list, so a list with a bad one may also be too short: that is left out.
     """
-    items: list[dict[str, Any]] = [dict(item) for item in error.errors(include_url=False)]
+    items: list[dict[str, Any]] = [
+        {**item, "loc": as_written(item["loc"], value)} for item in error.errors(include_url=False)
+    ]
     places: list[tuple[Key, ...]] = [item["loc"] for item in items]
     found = [
         _refusal(item, model)
@@ -69,6 +72,8 @@ def _refusal(item: dict[str, Any], model: type[BaseModel]) -> Refusal:
         suggestion = f"Did you mean {close}?" if close else ""
     if kind == "model_type":
         expected = "keys and values (a mapping)"
+    if kind == "tuple_type":
+        expected = "a list"
     if kind == "finite_number":
         expected = "a finite number"
     if kind == "json_invalid":
