@@ -126,6 +126,9 @@ def check_records(core: Core, plan: StepPlan, done: Gathered) -> None:
     expected += [(kind, unit.index, unit.groups) for kind in suffixes for unit in plan.suffix]
     expected += [(kind, unit.index, unit.groups) for kind in prefixes for unit in plan.prefix]
     assert sorted(units) == sorted(expected)
+    for unit in core.events(events.UnitDone):
+        assert (unit.decode_start_s is not None) == (unit.kind is UnitKind.GENERATE)
+        assert unit.decode_start_s is None or unit.start_s < unit.decode_start_s < unit.end_s
     everyone = list(range(len(ROWS)))
     for kind in (events.GroupFinished, events.GroupRewarded):
         assert sorted(event.group for event in core.events(kind)) == everyone

@@ -239,6 +239,7 @@ class TrainStep:
                 end_s=answer.end_s,
                 groups=groups,
                 vision_prompts=answer.vision_prompts if isinstance(answer, UnitGenerated | PrefixReady) else 0,
+                decode_start_s=answer.prefill_end_s if isinstance(answer, UnitGenerated) else None,
             )
         )
 

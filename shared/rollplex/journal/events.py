@@ -158,6 +158,8 @@ class UnitDone(Struct, frozen=True, kw_only=True, tag=True):
     groups: Groups = ()
     vision_prompts: Count = 0
     """Prompts that went through the vision tower in this unit."""
+    decode_start_s: float | None = None
+    """GENERATE: the prompts were prefilled and decoding began. None for other kinds and in older journals."""
 
 
 # The last sample of a group stopped. lengths: tokens of each response.
