@@ -129,6 +129,7 @@ class World:
             optimizer_state=segments.create(Kind.OPTIMIZER_STATE, states.total_bytes),
             algorithm=self.algorithm,
             optimizer=optimizer,
+            restore=changes.get("restore"),
         )
         for ref in (self.load.gradients, self.load.optimizer_state):
             segments.map_again(ref).write(0, b"\xff" * ref.size_bytes)  # NaN, should loading trust them to be zero

@@ -14,10 +14,10 @@ import torch
 from safetensors import safe_open
 from transformers import Qwen2_5_VLForConditionalGeneration
 
+from rollplex.checkpoint.folder import latest, verify
 from rollplex.errors import CheckpointError, StaleWeightsError
 from rollplex.memory.tensors import hf_views
 from rollplex.protocol.trainer import ApplyUpdate, PrepareUpdate, SaveCheckpoint
-from rollplex_trainer.checkpoint import latest, verify
 from support.trainer import Sampled, World
 
 MakeWorld = Callable[..., World]

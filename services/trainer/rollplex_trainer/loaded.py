@@ -11,10 +11,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Protocol
 
-from safetensors.torch import save_file
 from torch import Tensor
 
-from rollplex.errors import ModelError
+from rollplex.errors import CheckpointError, ModelError
 from rollplex.layout.optimizer import optimizer_table
 from rollplex.layout.parameters import ParameterTable, gradient_table, parameter_table, reference_table
 from rollplex.layout.shape import read_shape
@@ -26,8 +25,9 @@ from rollplex.model.build import build
 from rollplex.model.setup import prepare_torch
 from rollplex.model.weights import fill, save_folder
 from rollplex.protocol.common import SegmentRef
-from rollplex.protocol.trainer import LoadTrainer
+from rollplex.protocol.trainer import LoadTrainer, Restore
 from rollplex_trainer.optimizer import SegmentOptimizer
+from rollplex_trainer.state_file import STATE_FILE, read_state, write_state
 
 TRAINING_FOLDER = "training"
 """Inside a checkpoint; engines that read every *.safetensors of a model folder must not meet the optimizer's."""
@@ -48,10 +48,11 @@ class LoadedTrainer:
     """Everything of one trainer that lasts longer than a step."""
 
     def __init__(self, message: LoadTrainer, segments: SegmentSource) -> None:
-        """Fill the segments for a new run and publish version 0.
+        """Fill the segments, for a new run or from a checkpoint, and publish the version.
 
         Raises:
             ModelError: the folder cannot be loaded, or the coordinator has another parameter table.
+            CheckpointError: the checkpoint does not fit this model or optimizer, or holds other weights than it says.
             SegmentError: a segment that is not what it should be.
         """
         spec = message.model
@@ -93,7 +94,9 @@ class LoadedTrainer:
             settings, self.table, weights=self.weights, gradients=gradients, state=self._state
         )
         self.optimizer.reset()
-        self.header.initialise(0, self.digest())
+        if message.restore is not None:
+            self._restore(message.restore)
+        self.header.initialise(0 if message.restore is None else message.restore.version, self.digest())
 
     def digest(self) -> str:
         """Of the weights as they lie in the segment now."""
@@ -114,12 +117,23 @@ class LoadedTrainer:
         save_folder(self.table, self.weights, self.folder, folder)
         inner = folder / TRAINING_FOLDER
         inner.mkdir()
-        tensors = {
-            f"{kind}.{name}": value for kind, values in self._state.states.items() for name, value in values.items()
-        }
-        tensors["step"] = self._state.step
-        save_file(tensors, inner / "optimizer.safetensors", metadata={"optimizer": self._state_table.name})
+        write_state(inner / STATE_FILE, self._state, optimizer=self._state_table.name)
         (inner / "state.json").write_text(state_json, encoding="utf-8")
+
+    def _restore(self, restore: Restore) -> None:
+        """Actor weights and optimizer state as a checkpoint has them. The reference stays that of the model folder."""
+        folder = Path(restore.folder)
+        fill(self.table, self.weights, folder)
+        if (found := self.digest()) != restore.digest:
+            raise CheckpointError(
+                "This checkpoint holds other weights than its manifest says",
+                got=f"digest {found}",
+                needed=restore.digest,
+                do="Use another one.",
+                where=restore.folder,
+            )
+        read_state(folder / TRAINING_FOLDER / STATE_FILE, self._state, optimizer=self._state_table.name)
+        self.optimizer.restore()
 
     def _fill_reference(self, mapping: Mapping) -> None:
         """The trainable weights as they are now; frozen ones are read from the actor's segment."""

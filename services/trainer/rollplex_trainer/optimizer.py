@@ -94,6 +94,11 @@ class SegmentOptimizer:
             for slot in self._slots:
                 slot.parameter.data.copy_(slot.weight)
 
+    def restore(self) -> None:
+        """The segment's state was filled from a checkpoint: the private step counters follow it."""
+        for step in self._steps:
+            step.fill_(float(self.steps_made))
+
     def step(self, learning_rate: float) -> None:
         """One update of all weights from the gradients as they lie in the arena."""
         for group in self._optimizer.param_groups:

@@ -21,6 +21,7 @@ from typing import assert_never
 import torch
 from torch import autograd
 
+from rollplex.checkpoint.folder import Identity, save
 from rollplex.errors import StateError, UpdateError
 from rollplex.layout.kv import KvLayout
 from rollplex.memory.tensors import KvViews, kv_views, require_mapped
@@ -43,7 +44,6 @@ from rollplex.protocol.trainer import (
     UpdateSkipped,
     UpdateVote,
 )
-from rollplex_trainer.checkpoint import Identity, save
 from rollplex_trainer.loaded import LoadedTrainer, SegmentSource, libraries
 from rollplex_trainer.losses import unit_loss
 from rollplex_trainer.optimizer import all_finite, clip_factor, global_norm

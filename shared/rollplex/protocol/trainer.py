@@ -85,8 +85,18 @@ class Optimizer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     final_lr_ratio: NonNegative
 
 
+class Restore(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A checkpoint whose manifest the coordinator has verified."""
+
+    folder: Name
+    version: Count
+    digest: Name
+    """Of the actor weights in it."""
+
+
 # coordinator -> trainer, once: fill the weights from the model folder (also the reference's), zero gradients and
-# optimizer state, publish version 0. Answer: Loaded.
+# optimizer state, publish version 0. With `restore`, actor weights and optimizer state are then filled from that
+# checkpoint and its version is published. Answer: Loaded.
 class LoadTrainer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     cause: Count
     model: ModelSpec
@@ -99,6 +109,7 @@ class LoadTrainer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     optimizer_state: SegmentRef
     algorithm: Algorithm
     optimizer: Optimizer
+    restore: Restore | None = None
 
 
 # coordinator -> trainer: forward and backward of these groups' suffixes, together, against the prefix K/V in `kv`;

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from rollplex.checkpoint import folder as checkpoint
+from rollplex.checkpoint.folder import Identity, folders, latest, newest_valid, save, verify
 from rollplex.errors import CheckpointError
-from rollplex_trainer import checkpoint
-from rollplex_trainer.checkpoint import Identity, latest, save, verify
 
 LIBRARIES = {"torch": "2"}
 
@@ -285,3 +285,67 @@ def test_leftovers_are_removed_without_following_links(tmp_path: Path) -> None:
     save_version(parent, 1)
     assert (precious / "file").read_text() == "keep"
     assert sorted(p.name for p in parent.iterdir()) == [".tmp-of-somebody-else", "LATEST", "step_1"]
+
+
+def test_checkpoints_are_ordered_by_their_number_and_nothing_else_counts(tmp_path: Path) -> None:
+    for version in (9, 10, 2):
+        save_version(tmp_path, version)
+    (tmp_path / "step_11").symlink_to(tmp_path / "step_2")
+    (tmp_path / "step_x").mkdir()
+    (tmp_path / "step_12").write_text("a file")
+    assert [folder.name for folder in folders(tmp_path)] == ["step_2", "step_9", "step_10"]
+    assert folders(tmp_path / "none") == ()
+
+
+def _flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[100] ^= 1
+    file.write_bytes(content)
+
+
+def _swap(folder: Path) -> None:
+    first, second = folder / "model.safetensors", folder / "config.json"
+    content = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(content)
+
+
+def _escape(folder: Path) -> None:
+    manifest = folder / checkpoint.MANIFEST
+    manifest.write_text(manifest.read_text().replace('"config.json"', '"../config.json"'))
+
+
+@pytest.mark.parametrize(
+    ("harm", "named"),
+    [
+        (lambda folder: _flip(folder / "model.safetensors"), "model.safetensors"),
+        (lambda folder: os.truncate(folder / "model.safetensors", 4999), "model.safetensors"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors"),
+        (_swap, "config.json"),
+        (_escape, "../config.json"),
+        (lambda folder: (folder / "extra.pkl").write_bytes(b"x"), "extra.pkl"),
+        (lambda folder: (folder / checkpoint.MANIFEST).unlink(), "MANIFEST.json"),
+    ],
+)
+def test_the_newest_good_checkpoint_is_found_and_the_damaged_one_is_named(
+    tmp_path: Path, harm: Callable[[Path], object], named: str
+) -> None:
+    for version in (1, 2):
+        save_version(tmp_path, version)
+    harm(tmp_path / "step_2")
+    found, rejected = newest_valid(tmp_path)
+    assert found is not None
+    assert found[0] == tmp_path / "step_1"
+    assert found[1].identity == identity(1)
+    (bad,) = rejected
+    assert bad.folder == tmp_path / "step_2"
+    assert named in str(bad.error)
+
+
+def test_without_a_good_checkpoint_all_are_named(tmp_path: Path) -> None:
+    for version in (1, 2):
+        save_version(tmp_path, version)
+        _flip(tmp_path / f"step_{version}" / "model.safetensors")
+    found, rejected = newest_valid(tmp_path)
+    assert found is None
+    assert [bad.folder.name for bad in rejected] == ["step_2", "step_1"]

@@ -1,7 +1,7 @@
 """Checkpoint folders that a crash cannot half-write.
 
-Owns: the order of writes, the manifest, LATEST, and the check of a folder against its manifest. Does not know: models,
-tensors, segments; the caller's `write` fills the folder.
+Owns: the order of writes, the manifest, LATEST, the check of a folder against its manifest, and which is the newest
+good one. Does not know: models, tensors, segments; the caller's `write` fills the folder.
 
     parent/.tmp-step_7-<hex>/   1 write all, 2 fsync and hash each file, 3 MANIFEST.json with fsync, fsync the folders
     parent/step_7/              4 rename, fsync the parent
@@ -34,6 +34,7 @@ FORMAT = 1
 HEADROOM = 1.2
 """Free space wanted before the first byte is written, in units of what will be written."""
 
+_STEP = re.compile(r"step_([0-9]{1,18})")
 _TEMPORARY = re.compile(r"\.tmp-.+-[0-9a-f]{32}")
 _CHUNK_BYTES = 2**22
 
@@ -124,6 +125,42 @@ def verify(folder: Path) -> Manifest:
     except (OSError, msgspec.DecodeError) as error:
         raise _invalid(folder, f"{type(error).__name__}: {error}", "a readable manifest and files") from error
     return manifest
+
+
+class Rejected(Struct, frozen=True, kw_only=True):
+    """A checkpoint that is there but may not be used, and why."""
+
+    folder: Path
+    error: CheckpointError
+
+
+def newest_valid(parent: Path) -> tuple[tuple[Path, Manifest] | None, tuple[Rejected, ...]]:
+    """The newest checkpoint whose files are what its manifest says, and the newer ones that are not.
+
+    Newest by the number in the folder's name: the manifest of a damaged one cannot be trusted for that.
+
+    Raises:
+        OSError: the folder of checkpoints cannot be read.
+    """
+    rejected: list[Rejected] = []
+    for folder in reversed(folders(parent)):
+        try:
+            return (folder, verify(folder)), tuple(rejected)
+        except CheckpointError as error:
+            rejected.append(Rejected(folder=folder, error=error))
+    return None, tuple(rejected)
+
+
+def folders(parent: Path) -> tuple[Path, ...]:
+    """All finished checkpoints, oldest first; temporary ones, links and anything else are left out.
+
+    Raises:
+        OSError: the folder of checkpoints cannot be read.
+    """
+    if not parent.is_dir():
+        return ()
+    found = [(int(match[1]), path) for path in parent.iterdir() if (match := _STEP.fullmatch(path.name))]
+    return tuple(path for _, path in sorted(found) if path.is_dir() and not path.is_symlink())
 
 
 def latest(parent: Path) -> Path | None:
