@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import typer
 
+from rollplex.cli.commands.checkpoint import checkpoint
 from rollplex.cli.commands.demo import demo
 from rollplex.cli.commands.up import up
 from rollplex.errors import ConfigError, RollplexError
@@ -30,6 +31,7 @@ app = typer.Typer(
 
 for command in (up, demo):
     app.command()(command)
+app.add_typer(checkpoint)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
