@@ -115,6 +115,26 @@ def suffix_saved_bytes(
     return rows * fed * per_token + ids + head + out
 
 
+def whole_saved_bytes(shape: ModelShape, *, tokens: int, grids: Sequence[Grid], freeze_vision: bool, dtype: str) -> int:
+    """What the graph of `rollplex.model.whole.whole_forward` holds, at most: a prefix of `tokens`, response included,
+    all of its last hidden states, and in each of transformers' own vision blocks q and k before rope (V is a view) and
+    the outputs of the single windows."""
+    item = ITEM_BYTES[dtype]
+    saved = prefix_activation_bytes(shape, rows=1, tokens=tokens, grids=grids, freeze_vision=freeze_vision, dtype=dtype)
+    saved += tokens * item * shape.hidden
+    if not freeze_vision:
+        patches = sum(t * h * w for t, h, w in grids)
+        saved += patches * shape.vision.depth * 3 * item * shape.vision.hidden
+    return saved
+
+
+def whole_logits_bytes(shape: ModelShape, *, rows: int, dtype: str, chunk_bytes: int = LOGITS_CHUNK_BYTES) -> int:
+    """Scratch of the log-probabilities of `rows` response tokens in `whole_forward`: logits, those of the ids that may
+    be sampled, scaled, log-softmax, probabilities, their product, and in the backward gradients of them; 8 in all."""
+    width = shape.vocab * _softmax_bytes(dtype)
+    return 8 * width * min(rows, max(1, chunk_bytes // width))
+
+
 def logits_bytes(shape: ModelShape, *, rows: int, dtype: str, chunk_bytes: int = LOGITS_CHUNK_BYTES) -> int:
     """Scratch of the log-probabilities of `rows` hidden states (`scored_rows`): scaled logits and their exponentials.
 

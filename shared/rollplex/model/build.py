@@ -2,6 +2,9 @@
 
 Owns: making the module tree without allocating parameters, pointing them at views, gradients likewise, ties, and our
 attention functions. Does not know: segments, who filled the weights, or who else maps them.
+
+Two kinds of tree over the same storage: ours, for the split passes, and a plain one, whose every computation is
+transformers' own (`rollplex.model.whole`).
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from rollplex.model.vision import VISION_ATTENTION, PatchProjection
 
 Model: TypeAlias = Qwen2_5_VLForConditionalGeneration
 LM_HEAD = "lm_head.weight"
+PLAIN_ATTENTION = "sdpa"
 
 
 def build(
@@ -33,6 +37,7 @@ def build(
     *,
     gradients: Mapping[str, Tensor] | None,
     freeze_vision: bool,
+    plain: bool = False,
 ) -> Model:
     """Builds the model of a folder over existing storage; nothing is copied and no weight file is read.
 
@@ -43,10 +48,12 @@ def build(
         gradients: stored name -> tensor, for every trainable entry. Each parameter's .grad becomes a view on it,
             so that a backward adds in place. None: no parameter needs a gradient.
         freeze_vision: must be what the table was made with.
+        plain: keep transformers' attention and patch embedding.
 
     Returns:
         transformers' model in evaluation mode (no dropout) on the device of the views. Use it through
-        `rollplex.model.prefix`, `suffix` and `decode`: its own forward has no attention without their contexts.
+        `rollplex.model.prefix`, `suffix` and `decode`: its own forward has no attention without their contexts. A plain
+        one is for `rollplex.model.whole`, and has no other.
 
     Raises:
         ModelError: an architecture outside what this runs, or a parameter without a view of its shape.
@@ -59,10 +66,12 @@ def build(
     grads = {} if gradients is None else hf_views(gradients, gradient_table(table))
     _point(model, hf_views(views, table), grads, folder)
     _make_rotary(model, next(iter(views.values())).device)
-    embed: Any = model.model.visual.patch_embed
-    embed.proj = PatchProjection(embed.proj.weight)
-    model.model.language_model.config._attn_implementation = TEXT_ATTENTION  # noqa: SLF001 - transformers' own setting
-    model.model.visual.config._attn_implementation = VISION_ATTENTION  # noqa: SLF001
+    text, vision = (PLAIN_ATTENTION, PLAIN_ATTENTION) if plain else (TEXT_ATTENTION, VISION_ATTENTION)
+    model.model.language_model.config._attn_implementation = text  # noqa: SLF001 - transformers' own setting
+    model.model.visual.config._attn_implementation = vision  # noqa: SLF001
+    if not plain:
+        embed: Any = model.model.visual.patch_embed
+        embed.proj = PatchProjection(embed.proj.weight)
     model.train(False)
     return model
 
