@@ -1,13 +1,22 @@
 """Keeps what an earlier run left in a run directory: each run begins with empty records, and nothing is overwritten.
 
-RUN/attempts/1/{journal.sqlite, metrics.jsonl, eval.jsonl, logs, checkpoints}
+RUN/attempts/1/{journal.sqlite, metrics.jsonl, eval.jsonl, completions.jsonl, tensorboard, logs, checkpoints}
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-RECORDS = ("journal.sqlite", "metrics.jsonl", "eval.jsonl", "logs", "checkpoints", "http.json")
+RECORDS = (
+    "journal.sqlite",
+    "metrics.jsonl",
+    "eval.jsonl",
+    "completions.jsonl",
+    "tensorboard",
+    "logs",
+    "checkpoints",
+    "http.json",
+)
 """What a run writes. SQLite's companions of the journal go with it."""
 
 
@@ -22,11 +31,21 @@ def set_aside(run_dir: Path) -> Path | None:
     names = [path.name for name in RECORDS for path in sorted(run_dir.glob(f"{name}*"))]
     if not names:
         return None
+    folder = new_attempt(run_dir)
+    for name in names:
+        (run_dir / name).rename(folder / name)
+    return folder
+
+
+def new_attempt(run_dir: Path) -> Path:
+    """Make the next numbered folder.
+
+    Raises:
+        OSError: it cannot be made.
+    """
     attempts = run_dir / "attempts"
     attempts.mkdir(exist_ok=True)
     numbers = [int(path.name) for path in attempts.iterdir() if path.name.isdigit()]
     folder = attempts / str(max(numbers, default=0) + 1)
     folder.mkdir()
-    for name in names:
-        (run_dir / name).rename(folder / name)
     return folder

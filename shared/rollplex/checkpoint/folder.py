@@ -94,7 +94,7 @@ def save(
         else:
             _check_space(folder.parent, needed_bytes)
             manifest = _write_folder(folder, identity, write, libraries)
-        _point_latest(folder)
+        point_latest(folder)
     except OSError as error:
         raise CheckpointError(
             "The checkpoint could not be written",
@@ -201,7 +201,8 @@ def _write_folder(
     return manifest
 
 
-def _point_latest(folder: Path) -> None:
+def point_latest(folder: Path) -> None:
+    """Make LATEST name this folder. Raises OSError."""
     temporary = folder.parent / f".tmp-{LATEST}-{uuid.uuid4().hex}"
     try:
         _write_file(temporary, f"{folder.name}\n".encode())
