@@ -31,6 +31,7 @@ from rollplex_coordinator.http.views import (
     WaitView,
 )
 from rollplex_coordinator.hub import Peer
+from rollplex_coordinator.leases import LedgerView as Books
 from rollplex_coordinator.memory import Memory
 from rollplex_coordinator.node import CHILDREN, DEVICE, WORKERS, Node
 from rollplex_coordinator.stop import StopRun
@@ -139,6 +140,10 @@ class CoreControl:
 
     # --- in the core's thread -------------------------------------------------------------------------------------
 
+    def look(self) -> tuple[StatusView, tuple[BudgetView, ...], tuple[ServiceView, ...]]:
+        """What the terminal shows. In the core's thread only."""
+        return self._status(), () if self.memory is None else self._devices(self.memory.view()), self._services()
+
     @property
     def _journal_path(self) -> Path:
         return self._node.record.journal.path
@@ -202,16 +207,6 @@ class CoreControl:
         if self.memory is None:
             return LedgerView(devices=(), leases=())
         view = self.memory.view()
-        devices = tuple(
-            BudgetView(
-                device=str(d.device),
-                budget_bytes=d.budget_bytes,
-                leased_bytes=d.held_bytes,
-                reserved_bytes=d.reserved_bytes,
-                peak_bytes=max(d.peak_bytes.values(), default=0),
-            )
-            for d in view.devices
-        )
         leases = tuple(
             LeaseView(
                 lease=lease.id,
@@ -240,7 +235,19 @@ class CoreControl:
             for pending in d.waiting
             for block in pending.blocks
         )
-        return LedgerView(devices=devices, leases=leases, waiting=waiting)
+        return LedgerView(devices=self._devices(view), leases=leases, waiting=waiting)
+
+    def _devices(self, view: Books) -> tuple[BudgetView, ...]:
+        return tuple(
+            BudgetView(
+                device=str(d.device),
+                budget_bytes=d.budget_bytes,
+                leased_bytes=d.held_bytes,
+                reserved_bytes=d.reserved_bytes,
+                peak_bytes=max(d.peak_bytes.values(), default=0),
+            )
+            for d in view.devices
+        )
 
     def _health(self) -> HealthView:
         parts = [

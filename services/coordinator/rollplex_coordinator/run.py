@@ -47,10 +47,10 @@ from rollplex_coordinator.loading import check_data, load_models, open_rewards
 from rollplex_coordinator.memory import Memory
 from rollplex_coordinator.node import CHILDREN, DEVICE, WORKERS, Node
 from rollplex_coordinator.options import Options
-from rollplex_coordinator.progress import Progress
+from rollplex_coordinator.progress import make_progress
 from rollplex_coordinator.sizes import Sizes
 from rollplex_coordinator.stop import Signals, StopRun
-from rollplex_coordinator.telling import EXIT_ERROR, exit_code, say, told
+from rollplex_coordinator.telling import EXIT_ERROR, exit_code, log_to_terminal, say, told
 from rollplex_coordinator.work import Work
 
 MAX_RUN_NAME = 40
@@ -60,7 +60,7 @@ log = logging.getLogger("rollplex.coordinator")
 
 def run(options: Options, signals: Signals) -> int:
     """Run one coordinator to its end and return the process's exit code."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
+    log_to_terminal()
     try:
         config = load(options.config, options.overrides)
         run_id = f"{config.run.name[:MAX_RUN_NAME]}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
@@ -82,7 +82,6 @@ class _Run:
         self._config = config
         self._options = options
         self._signals = signals
-        self._progress = Progress()
         wanted = config.run.iterations if options.iterations is None else options.iterations
         if options.serve and options.iterations is None:
             wanted = 0
@@ -90,6 +89,7 @@ class _Run:
         self._node = Node(claimed, run_id, config, options, signals)
         self._work = Work(wanted, serve=options.serve)
         self._control = CoreControl(self._node, self._work)
+        self._progress = make_progress(sys.stderr, self._control.look)
         self._node.link.after_turn = self._after_turn
         self._checkpoints: Checkpoints | None = None
         self._evaluated: set[tuple[str, int]] = set()
@@ -154,10 +154,17 @@ class _Run:
     def _after_turn(self) -> None:
         self._node.record.tick()
         self._control.turn()
+        self._progress.turn()
 
     # --- the run --------------------------------------------------------------------------------------------------
 
     def _live(self) -> None:
+        try:
+            self._go_on()
+        finally:
+            self._progress.stop()
+
+    def _go_on(self) -> None:
         node, config = self._node, self._config
         self._server.start()
         run_dir = node.run_dir

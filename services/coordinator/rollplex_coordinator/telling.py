@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 
 from rollplex.errors import BudgetError, ConfigError, RollplexError
@@ -20,6 +21,18 @@ def say(text: str) -> None:
     """One line, or paragraph, on the terminal."""
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
+
+
+def log_to_terminal() -> None:
+    """Log lines go to the standard error from now on, above the table where there is one."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", handlers=[_Lines()])
+
+
+class _Lines(logging.Handler):
+    """Asks for `sys.stderr` at each line: a table that is being drawn stands in its place."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say(self.format(record))
 
 
 def exit_code(error: RollplexError) -> int:
