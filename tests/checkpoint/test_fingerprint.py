@@ -11,7 +11,7 @@ from rollplex.errors import ModelError
 
 
 def test_a_changed_byte_or_name_changes_the_fingerprint_of_a_folder(tmp_path: Path) -> None:
-    seen = []
+    seen: list[str] = []
     for name, content in (("a", b"1"), ("a", b"2"), ("b", b"2")):
         folder = tmp_path / str(len(seen))
         folder.mkdir()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -63,7 +64,7 @@ def _save(run_dir: Path, state: RunState, *, named: int | None = None) -> Path:
     return folder
 
 
-def _lines(file: Path, *rows: dict[str, object]) -> None:
+def _lines(file: Path, *rows: Mapping[str, object]) -> None:
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
