@@ -2,143 +2,226 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
-from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from rollplex.cli import demo as module
 from rollplex.cli.app import run
-from rollplex.cli.demo import run_demo
+from rollplex.cli.demo import run_demo, screen_of_stdout
 from rollplex.cli.start import Prepared, coordinator_command
 from rollplex.config import load
-from rollplex.errors import DataError
+from rollplex.demo.picture import Screen
+from rollplex.errors import DataError, ServiceDied
+from rollplex.protocol.claim import claim
 
+# Leaves eval.jsonl and metrics.jsonl, and completions.jsonl with a right answer to every row but every tenth.
 _STAND_IN = """
-import json, sys
+import json, os, signal, sys
 from pathlib import Path
 from rollplex.config import load
 run_dir, code, evals, steps = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3]), int(sys.argv[4])
 config = load(run_dir / "config.yaml")
 assert config.data.path.is_file() and config.model.path.is_dir()
-(run_dir / "metrics.jsonl").write_text("".join(json.dumps({"step": s, "reward": 0.1}) + "\\n" for s in range(steps)))
-(run_dir / "eval.jsonl").write_text("".join(json.dumps(row) + "\\n" for row in evals))
+times = {"time/prefix_in_window": 0.75, "time/rollout_s": 0.03, "time/step_s": 0.07}
+rows = [{"step": s, "reward": 0.1, **times} for s in range(steps)]
+answers = []
+for row in (evals if "answers" in sys.argv else []):
+    source = next(e.data for e in config.eval if e.name == row["name"])
+    for index, line in enumerate(source.read_text().splitlines()):
+        truth = json.loads(line)["answer"]
+        right = float(index % 10 != 9)
+        answers.append({"source": row["name"], "step": row["step"], "row": index, "sample": 0,
+                        "completion": truth if right else "9", "rewards": {"right": right}})
+for name, lines in (("metrics", rows), ("eval", evals), ("completions", answers)):
+    if lines:
+        (run_dir / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\\n" for line in lines))
+if code < 0:
+    os.kill(os.getpid(), -code)
 sys.exit(code)
 """
 
 
-def _row(name: str, step: int, accuracy: float, count: float = 156.0) -> dict[str, Any]:
-    return {
-        "name": name,
-        "step": step,
-        "version": step,
-        "reward": 0.9,
-        "count": count,
-        "rewards/digit_reward/mean": 0.9,
-        "rewards/right/mean": accuracy,
-    }
+def _row(name: str, step: int, accuracy: float) -> dict[str, Any]:
+    means = {"rewards/digit_reward/mean": 0.9, "rewards/right/mean": accuracy}
+    return {"name": name, "step": step, "version": step, "reward": 0.9, "count": 156.0, **means}
 
 
-_ROWS = [
-    _row("held_out", 0, 0.01),
-    _row("held_out", 200, 0.5),
-    _row("held_out", 400, 0.9744),
-    _row("held_out_grey", 400, 0.2628),
-]
+_BEFORE = _row("held_out", 0, 0.01)
+_GOOD = [_BEFORE, _row("held_out", 200, 0.5), _row("held_out", 400, 0.9744), _row("held_out_grey", 400, 0.2628)]
 
 
-@pytest.fixture
-def started() -> list[Prepared]:
-    """The runs that a demo prepared."""
-    return []
+@dataclass
+class Stage:
+    """Plays quick demos in one folder with a stand-in for the coordinator."""
 
+    tmp_path: Path
+    started: list[Prepared] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
 
-@pytest.fixture
-def play(started: list[Prepared], tmp_path: Path) -> Callable[..., tuple[int, str]]:
-    """Run the quick demo with a coordinator that leaves `rows` and `steps`, and ends with `code`."""
+    @property
+    def text(self) -> str:
+        return "\n".join(self.said)
 
-    def run_it(rows: list[dict[str, Any]], *, steps: int = 400, code: int = 0) -> tuple[int, str]:
+    def play(self, rows: list[dict[str, Any]], *, steps: int = 400, code: int = 0, answers: bool = True) -> int:
+        """Run it with a coordinator that leaves `rows` and `steps`, and ends with `code`, or by signal -`code`."""
+
         def command(prepared: Prepared) -> list[str]:
-            started.append(prepared)
-            stand_in = [sys.executable, "-c", _STAND_IN]
-            return [*stand_in, str(prepared.run_dir), str(code), json.dumps(rows), str(steps)]
+            self.started.append(prepared)
+            stand_in = [sys.executable, "-c", _STAND_IN, str(prepared.run_dir), str(code), json.dumps(rows)]
+            return [*stand_in, str(steps), *(["answers"] if answers else [])]
 
-        lines: list[str] = []
-        folder = tmp_path / "d"
-        found = run_demo(folder, quick=True, runs_dir=tmp_path / "runs", say=lines.append, command=command)
-        return found, "\n".join(lines)
+        self.said.clear()
+        screen = Screen(width=100, is_unicode=True, has_colours=False)
+        return run_demo(
+            self.tmp_path / "d",
+            quick=True,
+            runs_dir=self.tmp_path / "runs",
+            say=self.said.append,
+            screen=screen,
+            command=command,
+        )
 
-    return run_it
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    return Stage(tmp_path)
 
 
-def test_the_summary_has_accuracy_before_and_after_the_control_and_the_place(
-    play: Callable[..., tuple[int, str]], tmp_path: Path
+def test_the_opening_says_what_will_happen_with_what_and_how_long_it_takes(stage: Stage) -> None:
+    stage.play(_GOOD)
+    opening = stage.text.partition("Result")[0]
+    for part in ("372,544 parameters", "0, 1, 4, 7", "564 to learn from, 156 held out", "400 iterations", "minute"):
+        assert part in opening
+    assert "no GPU, no network" in opening
+    assert str(stage.tmp_path / "d") in opening
+
+
+def test_the_end_has_accuracy_before_and_after_and_the_control(stage: Stage) -> None:
+    assert stage.play(_GOOD) == 0
+    assert "0.010 before, 0.974 after 400 iterations (156 scans; blind guessing 0.250)" in stage.text
+    assert "0.263: stays at chance, as it must" in stage.text
+    assert "PASS  held-out accuracy 0.974 (promised: at least 0.85)" in stage.text
+    assert "PASS  grey pictures 0.263 (promised: below 0.40)" in stage.text
+    assert "FAIL" not in stage.text
+
+
+def test_scans_are_shown_with_the_models_answers_and_as_a_picture_file(stage: Stage) -> None:
+    stage.play(_GOOD)
+    assert "8 of these scans, 2 of the 15 mistakes among them" in stage.text
+    verdicts = next(line for line in stage.said if "✓" in line)
+    assert (verdicts.count("✓"), verdicts.count("✗")) == (6, 2)
+    with Image.open(stage.tmp_path / "d/answers.png") as sheet:
+        assert sheet.width == 992
+    assert "answers.png" in stage.text
+
+
+def test_a_run_that_kept_no_answers_says_so_and_is_as_good(stage: Stage) -> None:
+    assert stage.play(_GOOD, answers=False) == 0
+    assert "the run kept no answers" in stage.text
+    assert not (stage.tmp_path / "d/answers.png").exists()
+
+
+def test_the_end_says_where_the_time_went_and_where_the_files_are(stage: Stage) -> None:
+    stage.play(_GOOD)
+    assert "75% of the prefix work" in stage.text
+    assert f"run directory       {stage.tmp_path / 'd/run'}" in stage.text
+    assert f"metrics             {stage.tmp_path / 'd/run/metrics.jsonl'}" in stage.text
+
+
+def test_the_output_stays_within_a_hundred_columns_but_for_paths(stage: Stage) -> None:
+    stage.play(_GOOD)
+    assert [line for line in stage.said if len(line) > 104 and str(stage.tmp_path) not in line] == []
+
+
+@pytest.mark.parametrize(
+    ("held_out", "grey", "broken"),
+    [
+        (0.84, 0.25, "FAIL  held-out accuracy 0.840 (promised: at least 0.85)"),
+        (0.95, 0.41, "FAIL  grey pictures 0.410 (promised: below 0.40)"),
+    ],
+)
+def test_a_complete_run_that_breaks_a_promise_is_a_failure(
+    stage: Stage, held_out: float, grey: float, broken: str
 ) -> None:
-    code, text = play(_ROWS)
-    assert code == 0
-    assert "564 scans of the digits 0, 1, 4, 7 to learn from, 156 held out" in text
-    assert "held-out accuracy   0.010 after 0, 0.974 after 400 iterations (156 scans; blind guessing 0.250)" in text
-    assert "on grey pictures    0.263 after 400 iterations (156 scans;" in text
-    assert "iterations          400\n" in text
-    assert f"run directory       {tmp_path / 'd/run'}" in text
-
-
-def test_accuracy_is_the_share_of_right_answers_not_the_shaped_reward(play: Callable[..., tuple[int, str]]) -> None:
-    _, text = play([_row("held_out", 400, 0.125)])
-    assert "0.125" in text
-    assert "0.900" not in text
-
-
-def test_a_second_demo_in_the_folder_gets_its_own_run_directory(
-    play: Callable[..., tuple[int, str]], started: list[Prepared], tmp_path: Path
-) -> None:
-    play(_ROWS)
-    play(_ROWS)
-    assert [prepared.run_dir for prepared in started] == [tmp_path / "d/run", tmp_path / "d/run-2"]
-
-
-def test_a_run_that_ended_early_says_so_and_keeps_its_exit_code(play: Callable[..., tuple[int, str]]) -> None:
-    code, text = play(_ROWS[:1], steps=30, code=130)
-    assert code == 130
-    assert "30 of 400; it ended early" in text
-    assert "held-out accuracy   0.010 after 0 iterations" in text
-    assert "grey" not in text
-
-
-def test_a_run_that_left_nothing_says_so(play: Callable[..., tuple[int, str]]) -> None:
-    code, text = play([], steps=0, code=1)
+    code = stage.play([_BEFORE, _row("held_out", 400, held_out), _row("held_out_grey", 400, grey)])
     assert code == 1
-    assert "no evaluation was made" in text
+    assert broken in stage.text
+    assert stage.text.count("FAIL") == 1
+    assert "The run is complete, but" in stage.text
+    assert ("stays at chance" in stage.text) == (grey < 0.4)
 
 
-def test_an_evaluation_without_the_accuracy_is_an_error(play: Callable[..., tuple[int, str]]) -> None:
+def test_a_complete_run_without_an_evaluation_breaks_both_promises(stage: Stage) -> None:
+    assert stage.play([]) == 1
+    assert "FAIL  held-out accuracy not measured" in stage.text
+    assert "FAIL  grey pictures not measured" in stage.text
+
+
+def test_an_interrupted_run_says_what_there_is_and_judges_nothing(stage: Stage) -> None:
+    assert stage.play([_BEFORE], steps=30, code=130) == 130
+    assert "30 of 400; it ended early" in stage.text
+    assert "held-out accuracy   0.010 after 0 iterations" in stage.text
+    assert "answers.png" in stage.text
+    assert str(stage.tmp_path / "d/run") in stage.text
+    for absent in ("grey pictures ", "PASS", "FAIL", "Next"):
+        assert absent not in stage.text.partition("Result")[2]
+
+
+def test_a_run_that_left_nothing_says_so_and_keeps_its_exit_code(stage: Stage) -> None:
+    assert stage.play([], steps=0, code=2) == 2
+    assert "no evaluation was made" in stage.text
+
+
+def test_a_stopped_run_is_no_failure(stage: Stage) -> None:
+    assert stage.play([_BEFORE], steps=30, code=0) == 0
+    assert "FAIL" not in stage.text
+
+
+def test_when_the_coordinator_is_killed_what_there_is_is_said_before_the_error(stage: Stage) -> None:
+    with pytest.raises(ServiceDied, match="SIGKILL"):
+        stage.play([_BEFORE], steps=30, code=-9)
+    assert "30 of 400; it ended early" in stage.text
+
+
+def test_an_evaluation_without_the_accuracy_is_an_error(stage: Stage) -> None:
     row = _row("held_out", 400, 0.5)
     del row["rewards/right/mean"]
     with pytest.raises(DataError, match="rewards/right/mean"):
-        play([row])
+        stage.play([row])
 
 
-@pytest.mark.parametrize(("text", "part"), [("nonsense\n", "not JSON"), ("[1]\n", "not a JSON object")])
-def test_a_damaged_line_is_an_error_with_its_place(tmp_path: Path, text: str, part: str) -> None:
-    file = tmp_path / "eval.jsonl"
-    file.write_text("{}\n" + text)
-    with pytest.raises(DataError, match=part) as caught:
-        list(module._rows(file))
-    assert caught.value.where == f"{file}:2"
+def test_a_second_demo_in_the_folder_leaves_the_first_ones_files(stage: Stage) -> None:
+    stage.play(_GOOD)
+    first = (stage.tmp_path / "d/answers.png").read_bytes()
+    assert stage.play([_BEFORE], steps=3) == 0
+    assert [prepared.run_dir.name for prepared in stage.started] == ["run", "run-2"]
+    assert (stage.tmp_path / "d/answers.png").read_bytes() == first
+    assert (stage.tmp_path / "d/answers-2.png").is_file()
+    assert str(stage.tmp_path / "d/run-2") in stage.text
 
 
-def test_a_last_line_that_was_cut_short_is_left_out(tmp_path: Path) -> None:
-    file = tmp_path / "metrics.jsonl"
-    file.write_text('{"step": 0}\n{"step"')
-    assert list(module._rows(file)) == [{"step": 0}]
+def test_a_folder_in_which_a_demo_runs_is_refused_and_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with claim(tmp_path / "d/run", "digits-quick"):
+        assert run(["demo", "--quick", "--dir", str(tmp_path / "d")]) == 2
+    said = capsys.readouterr()
+    assert "A demo is running in this folder" in said.err
+    assert "run digits-quick" in said.err
+    assert said.out == ""
+    assert sorted(path.name for path in (tmp_path / "d").iterdir()) == ["run"]
 
 
-def test_the_demos_coordinator_dies_with_it(play: Callable[..., tuple[int, str]], started: list[Prepared]) -> None:
-    play(_ROWS)
-    command = coordinator_command(started[0], die_with_parent=True)
+def test_the_demos_coordinator_dies_with_it(stage: Stage) -> None:
+    stage.play(_GOOD)
+    command = coordinator_command(stage.started[0], die_with_parent=True)
     assert command[1:3] == ["-m", "rollplex_coordinator"]
     assert command[-1] == "--die-with-parent"
 
@@ -178,3 +261,12 @@ def test_a_folder_that_cannot_be_written_is_one_line_and_code_one(
     err = capsys.readouterr().err
     assert err.startswith("error: ")
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(("encoding", "is_unicode"), [("utf-8", True), ("ascii", False), ("latin-1", False)])
+def test_an_output_that_is_no_terminal_gets_no_colours_and_blocks_only_in_utf_8(
+    monkeypatch: pytest.MonkeyPatch, encoding: str, is_unicode: bool
+) -> None:
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding=encoding))
+    screen = screen_of_stdout()
+    assert (screen.is_unicode, screen.has_colours) == (is_unicode, False)

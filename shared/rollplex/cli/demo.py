@@ -1,21 +1,34 @@
-"""`rollplex demo`: writes the digits demo, runs it, says what came out. Knows the run only by the files it leaves."""
+"""`rollplex demo`: writes the digits demo, runs it, says what came out. Knows the run only by the files it leaves.
+
+What is said is made in `rollplex.demo`: opening and end in `summary`, scans with answers in `answers`, `picture` and
+`sheet`, files and commands in `guide`.
+"""
 
 from __future__ import annotations
 
-import json
+import shutil
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import cast
 
 from rollplex.cli.child import run_child
 from rollplex.cli.start import Prepared, coordinator_command, fresh, prepare, timestamp
 from rollplex.config.environment import child_environment
-from rollplex.demo.recipe import ACCURACY, EVAL_GREY, EVAL_HELD_OUT, DemoFolder, write_demo
-from rollplex.errors import DataError
+from rollplex.demo import guide, summary
+from rollplex.demo.answers import choose, read_answers
+from rollplex.demo.digits import HELD_OUT
+from rollplex.demo.picture import Screen, draw
+from rollplex.demo.recipe import EVAL_HELD_OUT, DemoFolder, write_demo
+from rollplex.demo.result import Measured, read_result
+from rollplex.demo.sheet import write_sheet
+from rollplex.errors import ConfigError, RollplexError
+from rollplex.protocol.claim import holder_of
 from rollplex.protocol.rundir import RunDir, check_path
 
-Row = Mapping[str, object]
+EXIT_FAILED = 1
+SHOWN_SCANS, SHOWN_MISTAKES = 8, 2
+Say = Callable[[str], None]
 
 
 def run_demo(
@@ -23,88 +36,116 @@ def run_demo(
     *,
     quick: bool,
     runs_dir: Path,
-    say: Callable[[str], None],
+    say: Say,
+    screen: Screen,
     command: Callable[[Prepared], list[str]] = lambda prepared: coordinator_command(prepared, die_with_parent=True),
 ) -> int:
     """Write the demo into `folder` (None: a new one in `runs_dir`), run it, and say the result; the exit code.
 
+    The code is the coordinator's; 1 if the run is complete but a promise of the demo is broken.
+
     Args:
         say: gets each line of output.
+        screen: what the output can show.
         command: how the coordinator is started.
 
     Raises:
+        ConfigError: another demo is going on in the folder, or the folder cannot hold a run directory.
         RollplexError: the demo cannot be written or started, or the coordinator was killed.
         OSError: the folder cannot be written.
     """
     folder = (folder or fresh(runs_dir, f"demo-{timestamp()}")).absolute()
     run_dir = fresh(folder, "run")
     check_path(RunDir(run_dir))  # before a thousand files are written
+    _refuse_if_live(folder)
+    _say_all(say, summary.headline())
     written = write_demo(folder, quick=quick)
-    names = ", ".join(str(digit) for digit in written.digits)
-    say(f"{written.rows.num_train} scans of the digits {names} to learn from, {written.rows.num_held_out} held out")
-    say(f"folder {folder}")
     prepared = prepare(written.config, [], run_dir, runs_dir)
     config = prepared.config
+    _say_all(say, summary.opening(written, config, quick=quick))
     start_s = time.monotonic()
     grace_s = 2.0 * config.deadlines.leave_s + 5.0
-    code = run_child(command(prepared), grace_s=grace_s, environment=child_environment(threads=config.run.threads))
-    for line in summary(written, prepared, seconds=time.monotonic() - start_s):
-        say(line)
+    environment = child_environment(threads=config.run.threads)
+    try:
+        code = run_child(command(prepared), grace_s=grace_s, environment=environment)
+    except RollplexError:
+        _tell(written, prepared, say, screen, seconds=time.monotonic() - start_s)
+        raise
+    return _tell(written, prepared, say, screen, seconds=time.monotonic() - start_s, code=code)
+
+
+def screen_of_stdout() -> Screen:
+    """What the standard output can show."""
+    from rich.console import Console  # noqa: PLC0415 - slow to import
+
+    console = Console()
+    has_colours = console.is_terminal and not console.no_color and console.color_system in {"256", "truecolor"}
+    encoding = (sys.stdout.encoding or "").lower().replace("-", "")
+    return Screen(width=console.width, is_unicode=encoding == "utf8", has_colours=has_colours)
+
+
+def _tell(
+    written: DemoFolder, prepared: Prepared, say: Say, screen: Screen, *, seconds: float, code: int = EXIT_FAILED
+) -> int:
+    """Say what there is; the demo's exit code, if the coordinator's is `code`."""
+    result = read_result(prepared.run_dir, wanted=prepared.config.run.iterations)
+    _say_all(say, summary.result_lines(result, written))
+    sheet = _show_answers(result.held_out[-1], written, prepared.run_dir, say, screen) if result.held_out else None
+    _say_all(say, summary.time_lines(prepared.run_dir, seconds=seconds))
+    _say_all(say, guide.file_lines(prepared.run_dir, sheet))
+    if code == 0 and result.is_complete:
+        _say_all(say, guide.next_lines(written.config, program=_program()))
+        passed, lines = summary.verdict(result, written.promise)
+        _say_all(say, lines)
+        return 0 if passed else EXIT_FAILED
     return code
 
 
-def summary(written: DemoFolder, prepared: Prepared, *, seconds: float) -> list[str]:
-    """The result in a few lines, from metrics.jsonl and eval.jsonl of the run directory.
+def _show_answers(measured: Measured, written: DemoFolder, run_dir: Path, say: Say, screen: Screen) -> Path | None:
+    """Scans with answers, on the screen and as a picture file beside the run directory; the file."""
+    data = written.config.parent / "data" / HELD_OUT
+    answers = read_answers(run_dir, data, name=EVAL_HELD_OUT, step=measured.step)
+    if not answers:
+        say("  (no scans are shown: the run kept no answers)")
+        return None
+    shown = choose(answers, count=min(SHOWN_SCANS, screen.num_scans), wrong=SHOWN_MISTAKES)
+    mistakes, among = (sum(not answer.is_right for answer in some) for some in (answers, shown))
+    say("")
+    say(f"  {len(shown)} of these scans, {among} of the {mistakes} mistakes among them, with the model's answer:")
+    say("")
+    _say_all(say, draw(shown, screen))
+    sheet = run_dir.parent / f"answers{run_dir.name.removeprefix('run')}.png"
+    title = f"Held-out scans after {measured.step} iterations, {measured.num_right} of {measured.count} right"
+    write_sheet(sheet, answers, title=title)
+    return sheet
+
+
+def _refuse_if_live(folder: Path) -> None:
+    """Its data must not be replaced while a run reads them.
 
     Raises:
-        DataError: a line of these files is not a JSON object.
+        ConfigError: a run in the folder is going on.
     """
-    run_dir, wanted = prepared.run_dir, prepared.config.run.iterations
-    done = sum("step" in row for row in _rows(run_dir / "metrics.jsonl"))
-    rows = list(_rows(run_dir / "eval.jsonl"))
-    held_out = [row for row in rows if row.get("name") == EVAL_HELD_OUT]
-    grey = [row for row in rows if row.get("name") == EVAL_GREY]
-    early = "" if done >= wanted else f" of {wanted}; it ended early"
-    lines = [""]
-    if held_out:
-        lines.append(_accuracy("held-out accuracy", held_out, f"blind guessing {written.chance:.3f}"))
-    if grey:
-        lines.append(_accuracy("on grey pictures", grey, "the same rows, nothing to see"))
-    if not rows:
-        lines.append("no evaluation was made")
-    lines.append(f"{'iterations':<18}  {done}{early}")
-    lines.append(f"{'seconds':<18}  {seconds:.0f}")
-    lines.append(f"{'run directory':<18}  {run_dir}")
-    return lines
+    for run_dir in sorted(folder.glob("run*")):
+        if holder := holder_of(run_dir):
+            raise ConfigError(
+                "A demo is running in this folder",
+                got=f"pid {holder.pid} on {holder.host}, run {holder.run_id}",
+                needed="a folder of its own for each demo at a time",
+                do="Wait for its end, or choose another --dir.",
+                where=str(folder),
+            )
 
 
-def _accuracy(title: str, rows: list[Row], note: str) -> str:
-    """One line: the first and the last evaluation of one name, or the only one."""
-    first, last = rows[0], rows[-1]
-    values = f"{_number(last, ACCURACY):.3f} after {_number(last, 'step'):.0f} iterations"
-    if last is not first:
-        values = f"{_number(first, ACCURACY):.3f} after {_number(first, 'step'):.0f}, {values}"
-    return f"{title:<18}  {values} ({_number(last, 'count'):.0f} scans; {note})"
+def _program() -> str:
+    """What the user types for `rollplex`: the command beside this Python, by path if the shell would not find it."""
+    ours = Path(sys.executable).parent / "rollplex"
+    found = shutil.which("rollplex")
+    if not ours.is_file() or (found is not None and Path(found).samefile(ours)):
+        return "rollplex"
+    return str(ours.relative_to(Path.cwd())) if ours.is_relative_to(Path.cwd()) else str(ours)
 
 
-def _number(row: Row, key: str) -> float:
-    value = row.get(key)
-    if not isinstance(value, int | float):
-        raise DataError("An evaluation lacks a number", got=repr(value), needed=key, where="eval.jsonl")
-    return float(value)
-
-
-def _rows(file: Path) -> Iterator[Row]:
-    """The JSON objects of a file; none if the run did not get so far. A last line cut short is left out."""
-    if not file.is_file():
-        return
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(keepends=True), start=1):
-        if not line.endswith("\n"):
-            return
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise DataError("A line is not JSON", got=str(error), where=f"{file}:{number}") from None
-        if not isinstance(row, dict):
-            raise DataError("A line is not a JSON object", got=line.strip()[:80], where=f"{file}:{number}")
-        yield cast("Row", row)
+def _say_all(say: Say, lines: list[str]) -> None:
+    for line in lines:
+        say(line)

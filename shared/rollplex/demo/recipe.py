@@ -13,10 +13,26 @@ from rollplex.presets.tokenizer import END_OF_TURN
 
 QUICK_DIGITS: Final = (0, 1, 4, 7)
 ALL_DIGITS: Final = tuple(range(10))
-ACCURACY: Final = "rewards/right/mean"
+RIGHT: Final = "right"
+"""The reward function that is 1 for the right digit and 0 for anything else."""
+ACCURACY: Final = f"rewards/{RIGHT}/mean"
 """The key of eval.jsonl that holds the accuracy."""
 EVAL_HELD_OUT: Final = "held_out"
 EVAL_GREY: Final = "held_out_grey"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Promise:
+    """What a demo that ran to its end must have reached; accuracies, 0 to 1."""
+
+    held_out: float
+    """At least so much on scans that were not learned from."""
+    grey: float
+    """Less than this where there is nothing to see: more would mean that the answers leak."""
+
+
+QUICK_PROMISE: Final = Promise(held_out=0.85, grey=0.4)
+FULL_PROMISE: Final = Promise(held_out=0.90, grey=0.2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +42,7 @@ class DemoFolder:
     config: Path
     digits: tuple[int, ...]
     rows: Written
+    promise: Promise
 
     @property
     def chance(self) -> float:
@@ -45,7 +62,8 @@ def write_demo(folder: Path, *, quick: bool) -> DemoFolder:
     write_preset(TINY.name, folder / "model")
     config = folder / "config.yaml"
     config.write_text(dumps(make_config(quick=quick)), encoding="utf-8")
-    return DemoFolder(config=config, digits=digits, rows=rows)
+    promise = QUICK_PROMISE if quick else FULL_PROMISE
+    return DemoFolder(config=config, digits=digits, rows=rows, promise=promise)
 
 
 def make_config(*, quick: bool) -> dict[str, object]:

@@ -19,7 +19,8 @@ def demo(
     ] = None,
 ) -> None:
     """Teach a tiny model to name handwritten digits, from scratch, and check it on scans it has not seen."""
-    from rollplex.cli.demo import run_demo  # noqa: PLC0415
+    from rollplex.cli.demo import run_demo, screen_of_stdout  # noqa: PLC0415
     from rollplex.cli.output import say  # noqa: PLC0415 - help stays quick
 
-    raise typer.Exit(run_demo(folder, quick=quick, runs_dir=read_environment().runs_dir, say=say))
+    runs_dir = read_environment().runs_dir
+    raise typer.Exit(run_demo(folder, quick=quick, runs_dir=runs_dir, say=say, screen=screen_of_stdout()))

@@ -1,0 +1,65 @@
+"""Where the demo's run left its files, and what to try with them next: paths and commands as lines."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+from rollplex.demo.result import METRICS
+from rollplex.demo.summary import entry
+
+
+def file_lines(run_dir: Path, sheet: Path | None) -> list[str]:
+    """The places of what a run left; only what is there.
+
+    Args:
+        sheet: the picture of scans with answers, if one was drawn.
+    """
+    places = [
+        ("run directory", run_dir),
+        ("newest checkpoint", newest_checkpoint(run_dir)),
+        ("metrics", run_dir / METRICS),
+        ("TensorBoard", run_dir / "tensorboard"),
+        ("answers", sheet),
+    ]
+    lines = [entry(title, _near(path)) for title, path in places if path is not None and path.exists()]
+    return ["", "Files", "", *lines]
+
+
+def newest_checkpoint(run_dir: Path) -> Path | None:
+    """The checkpoint of the most iterations, or None."""
+    folders = (run_dir / "checkpoints").glob("step_*")
+    steps = {int(path.name.removeprefix("step_")): path for path in folders if path.name[5:].isdigit()}
+    return steps[max(steps)] if steps else None
+
+
+def next_commands(config: Path) -> Iterator[tuple[list[str], str]]:
+    """(arguments after `rollplex`, what they do): each can be typed as it is.
+
+    Args:
+        config: the demo's configuration.
+    """
+    yield ["up", _near(config), "--iterations", "20", "--set", "run.schedule=serial"], "the same bits, nothing hidden"
+    yield (
+        ["up", _near(config), "--iterations", "20", "--set", "run.share_prefix=false"],
+        "each prompt computed once per answer",
+    )
+
+
+def next_lines(config: Path, *, program: str) -> list[str]:
+    """What to try next.
+
+    Args:
+        program: what the user types for `rollplex`.
+    """
+    lines = ["", "Next", ""]
+    for arguments, what in next_commands(config):
+        lines += [f"  {shlex.join([program, *arguments])}", f"      {what}"]
+    return [*lines, "", "  Your own data and reward: README.md, a JSONL file and a Python function."]
+
+
+def _near(path: Path) -> str:
+    """Relative to the current folder where it lies inside; so commands stay short."""
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
