@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from msgspec.structs import replace
 from torch import Tensor
 from transformers import Qwen2_5_VLForConditionalGeneration
 
@@ -19,9 +18,10 @@ from rollplex.memory.header import HeaderPage
 from rollplex.memory.tensors import KvViews, hf_views, kv_views, views
 from rollplex.model.weights import fill
 from rollplex.protocol.codec import CHANNELS
-from rollplex.protocol.common import Kind, LeaseRef, ModelSpec, PromptSlot, Responses, Role, SegmentRef
+from rollplex.protocol.common import Kind, LeaseRef, ModelSpec, Responses, Role, SegmentRef
 from rollplex.protocol.prefix import LoadPrefix, PrefixBackward, PrefixForward, PrefixReady, ScoreSuffix, Which
 from rollplex_prefix.service import PrefixService
+from support.inputs import write_inputs
 from support.segments import HostSegments
 from support.tiny import NEVER_SAMPLED, Prompt
 
@@ -71,7 +71,7 @@ class World:
         self.gradients = views(self.segments.map_again(arena), gradient_table(self.table))
         for gradient in self.gradients.values():
             gradient.fill_(float("nan"))  # whoever trusts an arena to come zeroed is found out
-        self.slots, self.inputs = self._write_inputs()
+        self.slots, self.inputs = write_inputs(self.segments, self.prompts)
         self.load = LoadPrefix(
             cause=1,
             model=ModelSpec(
@@ -197,24 +197,3 @@ class World:
         )
         layers = out.past_key_values.layers
         return [layer.keys[0] for layer in layers], [layer.values[0] for layer in layers], out.last_hidden_state[0, -1]
-
-    # --- inputs ---------------------------------------------------------------------------------------------------
-
-    def _write_inputs(self) -> tuple[list[PromptSlot], SegmentRef]:
-        content = bytearray(64)
-
-        def put(value: Tensor) -> int:
-            offset = len(content)
-            content.extend(value.contiguous().numpy().tobytes())
-            content.extend(bytes(-len(content) % 64))
-            return offset
-
-        slots = []
-        for prompt in self.prompts:
-            start = put(prompt.pixels) if prompt.pixels is not None else 0
-            media = tuple(replace(slot, offset=slot.offset + start) for slot in prompt.slot.media)
-            places = {"ids_offset": put(prompt.ids), "positions_offset": put(prompt.positions), "media": media}
-            slots.append(replace(prompt.slot, **places))
-        ref = self.segments.create(Kind.INPUTS, len(content))
-        self.segments.map_again(ref).write(0, bytes(content))
-        return slots, ref

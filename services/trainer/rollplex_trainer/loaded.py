@@ -7,6 +7,7 @@ made from.
 from __future__ import annotations
 
 import platform
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Protocol
@@ -21,7 +22,7 @@ from rollplex.memory.digest import digest
 from rollplex.memory.header import HeaderPage
 from rollplex.memory.segment import Mapping
 from rollplex.memory.tensors import DTYPES, optimizer_views, tensor, views
-from rollplex.model.build import build
+from rollplex.model.build import Model, build
 from rollplex.model.setup import prepare_torch
 from rollplex.model.weights import fill, save_folder
 from rollplex.protocol.common import SegmentRef
@@ -81,11 +82,12 @@ class LoadedTrainer:
 
         arena_table = gradient_table(self.table)
         arena = segments.attach(message.gradients)
-        gradients = views(arena, arena_table)
+        gradients = self._gradients = views(arena, arena_table)
         self.arena = _flat(arena, arena_table)
         self.arena.zero_()
         self.prefix_arena = _flat(segments.attach(message.prefix_gradients), arena_table)
-        self.model = build(self.folder, self.table, self.weights, gradients=gradients, freeze_vision=spec.freeze_vision)
+        self._freeze_vision = spec.freeze_vision
+        self.model = self._build(plain=False)
 
         settings = message.optimizer
         self._state_table = optimizer_table(self.table, name=settings.name, momentum=settings.momentum)
@@ -97,6 +99,11 @@ class LoadedTrainer:
         if message.restore is not None:
             self._restore(message.restore)
         self.header.initialise(0 if message.restore is None else message.restore.version, self.digest())
+
+    @cached_property
+    def plain_model(self) -> Model:
+        """transformers' own model over the same weights and gradients; made when it is first asked for."""
+        return self._build(plain=True)
 
     def digest(self) -> str:
         """Of the weights as they lie in the segment now."""
@@ -134,6 +141,16 @@ class LoadedTrainer:
             )
         read_state(folder / TRAINING_FOLDER / STATE_FILE, self._state, optimizer=self._state_table.name)
         self.optimizer.restore()
+
+    def _build(self, *, plain: bool) -> Model:
+        return build(
+            self.folder,
+            self.table,
+            self.weights,
+            gradients=self._gradients,
+            freeze_vision=self._freeze_vision,
+            plain=plain,
+        )
 
     def _fill_reference(self, mapping: Mapping) -> None:
         """The trainable weights as they are now; frozen ones are read from the actor's segment."""

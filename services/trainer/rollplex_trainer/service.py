@@ -5,6 +5,7 @@ who else reads the weights, what a step is worth.
 
     TrainSuffix      header = version? ▸ forward ▸ loss ▸ backward: K/V gradients into the unit's segment, the rest into
                      this process's arena
+    TrainWhole       header = version? ▸ the same without a split: all gradients into this process's arena
     PrepareUpdate    arena += prefix arena ▸ / normaliser ▸ norm ▸ finite? ▸ clip ▸ vote
     ApplyUpdate      header UPDATING ▸ step ▸ finite? ▸ digest ▸ header version + 1, STABLE ▸ arena = 0
     SkipUpdate       arena = 0
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import assert_never
 
 import torch
-from torch import autograd
+from torch import Tensor, autograd
 
 from rollplex.checkpoint.folder import Identity, save
 from rollplex.errors import StateError, UpdateError
@@ -27,6 +28,7 @@ from rollplex.layout.kv import KvLayout
 from rollplex.memory.tensors import KvViews, kv_views, require_mapped
 from rollplex.model.measure import GraphMeter, ScratchMeter
 from rollplex.model.prefix import PrefixState, leaf_state
+from rollplex.model.responses import split_values
 from rollplex.model.suffix import suffix_forward
 from rollplex.protocol.common import DigestReply, DigestRequest, Held, Leave, Loaded
 from rollplex.protocol.trainer import (
@@ -40,9 +42,11 @@ from rollplex.protocol.trainer import (
     SuffixTrained,
     ToTrainer,
     TrainSuffix,
+    TrainWhole,
     UpdateApplied,
     UpdateSkipped,
     UpdateVote,
+    WholeTrained,
 )
 from rollplex_trainer.loaded import LoadedTrainer, SegmentSource, libraries
 from rollplex_trainer.losses import unit_loss
@@ -50,6 +54,7 @@ from rollplex_trainer.optimizer import all_finite, clip_factor, global_norm
 from rollplex_trainer.schedule import learning_rate
 from rollplex_trainer.step import Stage, Step
 from rollplex_trainer.unit import SuffixUnit, read_unit
+from rollplex_trainer.whole import train_whole
 
 Reply = Callable[[FromTrainer], None]
 
@@ -69,6 +74,8 @@ class TrainerService:
                 reply(self._load(message))
             case TrainSuffix():
                 reply(self._train(message))
+            case TrainWhole():
+                reply(self._train_whole(message))
             case PrepareUpdate():
                 reply(self._prepare(message))
             case ApplyUpdate():
@@ -100,7 +107,7 @@ class TrainerService:
         unit = read_unit(message, ready.algorithm, ready.shape.vocab)
         step.begin_unit(message.suffix_unit)
         with ScratchMeter() as scratch:
-            held_bytes = self._forward_backward(message, unit, step)
+            logprobs, held_bytes = self._forward_backward(message, unit, step)
         ready.header.require(message.version)
         if message.release:
             self._segments.detach(message.kv.segment)
@@ -114,11 +121,31 @@ class TrainerService:
                 Held(lease=message.workspace.lease, size_bytes=held_bytes),
                 Held(lease=message.scratch.lease, size_bytes=scratch.peak_bytes),
             ),
+            logprobs=split_values(logprobs, message.responses) if message.return_logprobs else (),
         )
 
-    def _forward_backward(self, message: TrainSuffix, unit: SuffixUnit, step: Step) -> int:
-        """Gradients and metrics of one unit; returns the bytes that its graph held. No view of the K/V segment is left
-        when this returns."""
+    def _train_whole(self, message: TrainWhole) -> WholeTrained:
+        ready = self._ready
+        start_s = time.monotonic()
+        ready.header.require(message.version)
+        step = self._step_of(message.step, message.version)
+        unit = read_unit(message, ready.algorithm, ready.shape.vocab)
+        step.begin_whole()
+        logprobs, held_bytes = train_whole(ready, message, unit, self._segments.attach(message.inputs), step.metrics)
+        ready.header.require(message.version)
+        self._segments.detach(message.inputs.segment)
+        return WholeTrained(
+            cause=message.cause,
+            step=message.step,
+            start_s=start_s,
+            end_s=time.monotonic(),
+            held=(Held(lease=message.workspace.lease, size_bytes=held_bytes),),
+            logprobs=split_values(logprobs, message.responses),
+        )
+
+    def _forward_backward(self, message: TrainSuffix, unit: SuffixUnit, step: Step) -> tuple[Tensor, int]:
+        """Gradients and metrics of one unit; returns its log-probabilities and the bytes that its graph held. No view
+        of the K/V segment is left when this returns."""
         ready = self._ready
         kv = self._kv(message)
         if message.first:
@@ -149,7 +176,7 @@ class TrainerService:
         )
         autograd.backward(parts.total)
         step.metrics.add(unit, parts, out.logprobs, out.entropy, out.mask)
-        return held_bytes
+        return out.logprobs.detach(), held_bytes
 
     def _prepare(self, message: PrepareUpdate) -> UpdateVote:
         ready = self._ready
@@ -157,14 +184,15 @@ class TrainerService:
         step = self._step_of(message.step, message.version)
         step.require(Stage.OPEN, "prepare the update")
         normaliser = step.metrics.normaliser
-        ready.arena.add_(ready.prefix_arena)
+        if not step.whole:
+            ready.arena.add_(ready.prefix_arena)
         if normaliser > 0:
             ready.arena.div_(normaliser)
         norm = global_norm(ready.arena)
         finite = normaliser > 0 and math.isfinite(norm)
         if finite and (factor := clip_factor(norm, ready.settings.max_grad_norm)) < 1.0:
             ready.arena.mul_(factor)
-        step.stage = Stage.ACCEPTED if finite else Stage.REFUSED
+        step.stage = Stage.ACCEPTED if finite and not step.whole else Stage.REFUSED
         rate = learning_rate(ready.settings, message.version)
         metrics = step.metrics.result(grad_norm=norm, learning_rate=rate)
         return UpdateVote(cause=message.cause, step=message.step, finite=finite, metrics=metrics)

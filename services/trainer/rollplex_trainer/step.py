@@ -4,6 +4,7 @@ Owns: the order in which a step's instructions may come, and what is summed over
 
     open ── suffix units, ascending ──► open ── prepare ──► voted yes ── apply ──► gone
                                                         └─► voted yes or no ── skip ──► gone
+    open ── whole sequences, once   ──► open ── prepare ──► refused      ── skip ──► gone
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ class Stage(StrEnum):
     ACCEPTED = "accepted"
     """They are final and finite: the weights may be stepped with them."""
     REFUSED = "refused"
-    """They are not finite, or there is nothing to learn from: they may only be dropped."""
+    """They are not finite, there is nothing to learn from, or they are only to be looked at: they may only be
+    dropped."""
 
 
 class Step:
@@ -34,11 +36,14 @@ class Step:
         self.version = version
         self.stage = Stage.OPEN
         self.metrics = StepMetrics(algorithm)
+        self.whole = False
+        """The gradients are of whole sequences, so none are in the prefix service's arena."""
         self._last_unit = -1
 
     def begin_unit(self, unit: int) -> None:
         """Raises StateError if the gradients are final, or the unit is not after the last one."""
         self.require(Stage.OPEN, f"train suffix unit {unit}")
+        self._require_unmixed(self.whole)
         if unit <= self._last_unit:
             raise StateError(
                 "Suffix units must come in the order of their ids",
@@ -47,6 +52,21 @@ class Step:
                 where=f"step {self.step}",
             )
         self._last_unit = unit
+
+    def begin_whole(self) -> None:
+        """Raises StateError if the gradients are final, or the step has others already."""
+        self.require(Stage.OPEN, "train whole sequences")
+        self._require_unmixed(self.whole or self._last_unit >= 0)
+        self.whole = True
+
+    def _require_unmixed(self, others: bool) -> None:
+        if others:
+            raise StateError(
+                "Whole sequences are trained alone",
+                got="other gradients of the same step",
+                needed="a step of their own",
+                where=f"step {self.step}",
+            )
 
     def require(self, stage: Stage, action: str) -> None:
         """Raises StateError in any other stage."""

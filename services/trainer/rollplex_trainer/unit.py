@@ -1,4 +1,4 @@
-"""One suffix unit, from its message to tensors.
+"""One suffix unit, or the same groups as whole sequences, from the message to tensors.
 
 Owns: reading rewards and log-probabilities off the wire, which rows of the prefix unit the groups are, and the checks
 that everything in the message speaks of the same groups and samples. Does not know: the model, the loss.
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rollplex.errors import ProtocolError
 from rollplex.model.responses import join_values, response_batch
-from rollplex.protocol.trainer import Algorithm, TrainSuffix
+from rollplex.protocol.trainer import Algorithm, TrainSuffix, TrainWhole
 from rollplex_trainer.advantages import Float64s, GroupAdvantages, group_advantages
 
 
@@ -23,7 +23,7 @@ class SuffixUnit:
     """All samples of the unit's groups, one row each, in order of group and sample. R: the longest response."""
 
     prefix_rows: slice
-    """Of the prefix unit's segment."""
+    """Of the prefix unit's segment; of whole sequences, their prompts."""
     tokens: Tensor
     """int64 [rows, R], right-padded."""
     lengths: Tensor
@@ -47,30 +47,31 @@ class SuffixUnit:
         return torch.from_numpy(np.concatenate([group.weights for group in self.groups]))
 
 
-def read_unit(message: TrainSuffix, algorithm: Algorithm, vocab: int) -> SuffixUnit:
+def read_unit(message: TrainSuffix | TrainWhole, algorithm: Algorithm, vocab: int) -> SuffixUnit:
     """The unit of `message`.
 
     Raises:
         ProtocolError: parts of the message disagree, a token is outside the vocabulary, or rewards cannot be used.
     """
     tokens, lengths = response_batch(message.responses)
+    where = _where(message)
     if int(tokens.min()) < 0 or int(tokens.max()) >= vocab:
         raise ProtocolError(
             "A response holds a token outside the vocabulary",
             got=f"ids from {int(tokens.min())} to {int(tokens.max())}",
             needed=f"0 to {vocab - 1}",
-            where=f"suffix unit {message.suffix_unit}",
+            where=where,
         )
     if not message.reference_logprobs and algorithm.beta != 0.0:
         raise ProtocolError(
-            "A suffix unit has no reference log-probabilities",
+            "There are no reference log-probabilities",
             needed=f"those of all its groups, as beta is {algorithm.beta}",
-            where=f"suffix unit {message.suffix_unit}",
+            where=where,
         )
     rewards = _rewards(message)
     batch_rewards = _float64s(message.batch_rewards, "batch_rewards") if message.batch_rewards else None
     return SuffixUnit(
-        prefix_rows=_prefix_rows(message),
+        prefix_rows=_prefix_rows(message) if isinstance(message, TrainSuffix) else _whole_rows(message),
         tokens=tokens,
         lengths=lengths,
         rollout=join_values(message.rollout_logprobs, message.responses),
@@ -106,14 +107,31 @@ def _prefix_rows(message: TrainSuffix) -> slice:
     return slice(start * message.copies, (start + len(groups)) * message.copies)
 
 
-def _rewards(message: TrainSuffix) -> tuple[Float64s, ...]:
+def _whole_rows(message: TrainWhole) -> slice:
+    groups, known = [r.group for r in message.responses], [p.group for p in message.prompts]
+    if groups != known:
+        raise ProtocolError(
+            "The groups of whole sequences are not those of their prompts",
+            got=str(groups),
+            needed=str(known),
+            where=_where(message),
+        )
+    return slice(0, len(groups))
+
+
+def _where(message: TrainSuffix | TrainWhole) -> str:
+    whole = f"whole sequences of step {message.step}"
+    return f"suffix unit {message.suffix_unit}" if isinstance(message, TrainSuffix) else whole
+
+
+def _rewards(message: TrainSuffix | TrainWhole) -> tuple[Float64s, ...]:
     rewards = tuple(_float64s(blob, "rewards") for blob in message.rewards)
     if [r.size for r in rewards] != [len(response.lengths) for response in message.responses]:
         raise ProtocolError(
-            "A suffix unit has other rewards than samples",
+            "There are other rewards than samples",
             got=f"{[r.size for r in rewards]} rewards",
             needed=f"{[len(response.lengths) for response in message.responses]}",
-            where=f"suffix unit {message.suffix_unit}",
+            where=_where(message),
         )
     return rewards
 

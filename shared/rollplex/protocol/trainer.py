@@ -141,6 +141,8 @@ class TrainSuffix(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     """What the suffix graph may hold between forward and backward."""
     scratch: LeaseRef
     """Temporary logits inside the forward and inside the backward."""
+    return_logprobs: bool = False
+    """Answer with the log-probabilities; a training step has no use for them."""
 
 
 # trainer -> coordinator
@@ -151,6 +153,42 @@ class SuffixTrained(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     start_s: Seconds
     end_s: Seconds
     held: Holdings
+    logprobs: Annotated[tuple[Logprobs, ...], Meta(max_length=MAX_ITEMS)] = ()
+    """The trainer's own, per group, if they were asked for."""
+
+
+# coordinator -> trainer: forward and backward of whole sequences, prompt and response together, through a model that
+# splits, shares and caches nothing: the slow path that the fast one is held to. One response at a time; gradients are
+# added to the trainer's own arena. Alone in its step: PrepareUpdate then leaves the prefix service's arena out, and
+# whatever the vote, the step may only be skipped. Answer: WholeTrained.
+class TrainWhole(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
+    cause: Count
+    step: Count
+    version: Count
+    inputs: SegmentRef
+    """Unmapped afterwards."""
+    prompts: Annotated[tuple[PromptSlot, ...], Meta(max_length=MAX_ITEMS)]
+    """One per group of `responses`, in their order."""
+    responses: Annotated[tuple[Responses, ...], Meta(max_length=MAX_ITEMS)]
+    rollout_logprobs: Annotated[tuple[Logprobs, ...], Meta(max_length=MAX_ITEMS)]
+    reference_logprobs: Annotated[tuple[Logprobs, ...], Meta(max_length=MAX_ITEMS)]
+    """As in TrainSuffix, and so are the rewards."""
+    rewards: Annotated[tuple[Blob, ...], Meta(max_length=MAX_ITEMS)]
+    batch_rewards: Blob
+    workspace: LeaseRef
+    """What the graph of one sequence may hold between forward and backward."""
+    scratch: LeaseRef
+    """Temporary logits inside the forward and inside the backward."""
+
+
+# trainer -> coordinator
+class WholeTrained(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
+    cause: Count
+    step: Count
+    start_s: Seconds
+    end_s: Seconds
+    held: Holdings
+    logprobs: Annotated[tuple[Logprobs, ...], Meta(max_length=MAX_ITEMS)]
 
 
 # coordinator -> trainer: every suffix and every prefix backward of the step is done. Sum the arenas in fixed order,
@@ -188,7 +226,8 @@ class UpdateApplied(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     end_s: Seconds
 
 
-# coordinator -> trainer: the vote failed; drop the step's gradients, the version stays. Answer: UpdateSkipped.
+# coordinator -> trainer: the vote failed, or the step was for its gradients only (`rollplex verify`); drop them, the
+# version stays. Answer: UpdateSkipped.
 class SkipUpdate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     cause: Count
     step: Count
@@ -221,7 +260,15 @@ class CheckpointSaved(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 ToTrainer: TypeAlias = (
-    LoadTrainer | TrainSuffix | PrepareUpdate | ApplyUpdate | SkipUpdate | SaveCheckpoint | DigestRequest | Leave
+    LoadTrainer
+    | TrainSuffix
+    | TrainWhole
+    | PrepareUpdate
+    | ApplyUpdate
+    | SkipUpdate
+    | SaveCheckpoint
+    | DigestRequest
+    | Leave
 )
 FromTrainer: TypeAlias = (
     Received
@@ -230,6 +277,7 @@ FromTrainer: TypeAlias = (
     | Failed
     | Loaded
     | SuffixTrained
+    | WholeTrained
     | UpdateVote
     | UpdateApplied
     | UpdateSkipped
