@@ -105,7 +105,8 @@ def test_what_is_given_is_left_as_it_is(values: dict[str, Any]) -> None:
     values["eval"] = ONE
     assert written_out(values) == {**values, "eval": [{"name": "rows", **ONE}]}
     assert values == {**before, "eval": ONE}
-    for other in (None, 3, [], {"eval": 3}, {"eval": [3]}, {"model": {}}):
+    others: list[object] = [None, 3, [], {"eval": 3}, {"eval": [3]}, {"model": {}}]
+    for other in others:
         assert written_out(other) == other
 
 

@@ -9,9 +9,16 @@ from rollplex_coordinator.attempts import set_aside
 
 def leave(run_dir: Path, text: str) -> None:
     """The records of a run."""
-    for name in ("journal.sqlite", "journal.sqlite-wal", "metrics.jsonl", "eval.jsonl", "http.json"):
+    for name in (
+        "journal.sqlite",
+        "journal.sqlite-wal",
+        "metrics.jsonl",
+        "eval.jsonl",
+        "completions.jsonl",
+        "http.json",
+    ):
         (run_dir / name).write_text(text)
-    for name in ("logs", "checkpoints/step_1"):
+    for name in ("logs", "checkpoints/step_1", "tensorboard"):
         (run_dir / name).mkdir(parents=True)
         (run_dir / name / "file").write_text(text)
 
@@ -34,7 +41,8 @@ def test_records_move_together_and_everything_else_stays(tmp_path: Path) -> None
     }  # fmt: skip
     assert (folder / "checkpoints" / "step_1" / "file").read_text() == "first"
     assert {path.name for path in folder.iterdir()} == {
-        "journal.sqlite", "journal.sqlite-wal", "metrics.jsonl", "eval.jsonl", "http.json", "logs", "checkpoints",
+        "journal.sqlite", "journal.sqlite-wal", "metrics.jsonl", "eval.jsonl", "completions.jsonl", "http.json", "logs",
+        "checkpoints", "tensorboard",
     }  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from rollplex.protocol.reward import RewardGroup
 from rollplex.protocol.rollout import GenerateUnit
 from rollplex_coordinator.evaluate import Evaluation
 from rollplex_coordinator.iteration import Iteration
+from rollplex_coordinator.stop import StopRun
 from support.core import NUM_ROWS, Core
 from support.workers import doubles, reward_failed
 
@@ -27,6 +28,10 @@ SECTION = {"name": "held_out", "data": "other.jsonl"}
 
 def evaluate(core: Core) -> dict[str, float]:
     return Evaluation(core.context, core.context.config.eval[0]).run()
+
+
+def lines_of(core: Core, name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (core.context.run_dir / name).read_text().splitlines()]
 
 
 @pytest.fixture
@@ -82,8 +87,40 @@ def test_means_are_over_what_is_there(core: Core) -> None:
     assert metrics["completions/mean_length"] == pytest.approx(sum(lengths) / 10)
     (done,) = core.events(events.EvalDone)
     assert (done.name, done.step, done.version, done.metrics) == ("held_out", 0, 0, metrics)
-    (line,) = (core.context.run_dir / "eval.jsonl").read_text().splitlines()
-    assert json.loads(line) == {"name": "held_out", "step": 0, "version": 0, **metrics}
+    assert lines_of(core, "eval.jsonl") == [{"name": "held_out", "step": 0, "version": 0, **metrics}]
+
+
+def test_every_response_is_written_down_in_the_order_of_the_rows(core: Core) -> None:
+    fine = core.workers.rewarded
+    core.workers.answers[RewardGroup] = lambda m: [replace(fine(m), texts=(f"answer to {m.row}",))]
+    core.record.step = 20
+    evaluate(core)
+    found = lines_of(core, "completions.jsonl")
+    assert [(row["group"], row["row"], row["completion"]) for row in found] == [
+        (n, n, f"answer to {n}") for n in range(10)
+    ]
+    assert {(row["source"], row["step"], row["sample"]) for row in found} == {("held_out", 20, 0)}
+    lengths = {m.row: m.responses.lengths for m in core.sent(RewardGroup)}
+    assert [(row["tokens"],) for row in found] == [lengths[n] for n in range(10)]
+    assert all(row["rewards"] == {"score": row["reward"]} for row in found)
+    started = core.journal.events.index(events.EvalStarted(step=20, version=0, name="held_out", rows=10))
+    assert started < core.journal.events.index(core.events(events.EvalDone)[0])
+
+
+def test_an_evaluation_that_is_interrupted_leaves_its_beginning_and_no_result(core: Core) -> None:
+    fine = core.workers.rewarded
+
+    def answer(m: RewardGroup) -> list[Any]:
+        if m.row == 7:
+            core.link.stop(StopRun(source="SIGTERM", exit_code=0))
+        return [fine(m)]
+
+    core.workers.answers[RewardGroup] = answer
+    with pytest.raises(StopRun):
+        evaluate(core)
+    assert core.events(events.EvalStarted)
+    assert not core.events(events.EvalDone)
+    assert lines_of(core, "eval.jsonl") == lines_of(core, "completions.jsonl") == []
 
 
 def test_an_evaluation_changes_nothing(core: Core) -> None:

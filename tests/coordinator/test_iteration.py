@@ -21,17 +21,19 @@ from rollplex.protocol.rollout import GenerateUnit
 from rollplex.protocol.trainer import PrepareUpdate, UpdateVote
 from rollplex_coordinator.gate import State
 from rollplex_coordinator.iteration import Iteration
-from support.core import Core
-from support.workers import doubles, reward_failed
+from support.core import NUM_ROWS, Core
+from support.workers import doubles, prompts_of, reward_failed
 
 MakeCore = Callable[..., Core]
 ROWS, NEXT = (4, 9, 14, 2), (21, 7, 3, 16)
 NAN = float("nan")
 
 
-def iterate(core: Core, step: int = 0, ahead: tuple[int, ...] | None = None) -> dict[str, Any]:
+def iterate(
+    core: Core, step: int = 0, rows: tuple[int, ...] = ROWS, ahead: tuple[int, ...] | None = None
+) -> dict[str, Any]:
     core.record.step = step
-    return Iteration(core.context, step=step, rows=ROWS, ahead=ahead).run()
+    return Iteration(core.context, step=step, rows=rows, ahead=ahead).run()
 
 
 def written(core: Core) -> list[dict[str, Any]]:
@@ -108,8 +110,64 @@ def test_lengths_and_stops_are_those_of_all_completions(make_core: MakeCore) -> 
     lengths = [[1, 2, 3, 4, 6][i % 5] for i in range(12)]
     assert row["completions/mean_length"] == pytest.approx(sum(lengths) / 12)
     assert (row["completions/min_length"], row["completions/max_length"]) == (1.0, 6.0)
-    stopped = sum(length % 2 == 0 for length in lengths)  # the fake's rule
-    assert row["completions/clipped_ratio"] == pytest.approx(1 - stopped / 12)
+    stopped = [length for length in lengths if length % 2 == 0]  # the fake's rule
+    assert row["completions/clipped_ratio"] == pytest.approx(1 - len(stopped) / 12)
+    assert row["completions/mean_terminated_length"] == pytest.approx(sum(stopped) / len(stopped))
+    assert (row["completions/min_terminated_length"], row["completions/max_terminated_length"]) == (2.0, 6.0)
+    assert row["completions/total_tokens"] == sum(lengths)
+
+
+def test_where_no_response_ends_by_itself_the_terminated_lengths_are_0(make_core: MakeCore) -> None:
+    row = iterate(make_core(rollout={"forced_lengths": [3]}))
+    assert row["completions/clipped_ratio"] == 1.0
+    assert [row[f"completions/{name}_terminated_length"] for name in ("mean", "min", "max")] == [0.0, 0.0, 0.0]
+
+
+def test_tokens_are_counted_from_the_start_a_prompt_once_for_each_of_its_responses(make_core: MakeCore) -> None:
+    core = make_core()
+    first = iterate(core, ahead=NEXT)
+    second = iterate(core, step=1, rows=NEXT)
+    total = 0
+    for row, rows in ((first, ROWS), (second, NEXT)):
+        tokens = [slot.tokens for slot in prompts_of(rows)[0]]
+        assert (row["prompts/mean_length"], row["prompts/max_length"]) == (sum(tokens) / 4, max(tokens))
+        total += 3 * sum(tokens) + row["completions/total_tokens"]
+        assert row["num_tokens"] == total
+
+
+def test_an_epoch_is_one_pass_over_the_good_rows(make_core: MakeCore) -> None:
+    core = make_core(data={"shuffle": False})
+    assert iterate(core)["epoch"] == 4 / NUM_ROWS
+    shuffled = make_core()
+    train, *others = shuffled.data.sources
+    good = tuple(range(2, 17))
+    shuffled.context.data = replace(shuffled.data, sources=(replace(train, good_rows=good), *others))
+    assert iterate(shuffled)["epoch"] == 1 / 3  # 15 rows are 3 steps of 4
+
+
+@pytest.mark.parametrize("groups", [0, 1, 3, 9])
+def test_the_responses_of_the_first_groups_are_written_down(make_core: MakeCore, groups: int) -> None:
+    core = make_core(run={"log_completions": groups}, rewards={"on_error": "skip_group"})
+    fine = core.workers.rewarded
+
+    def answer(m: RewardGroup) -> list[Any]:
+        if m.responses.group == 2:
+            return [reward_failed(m, RewardProblem.RAISED)]
+        return [replace(fine(m), texts=tuple(f"{m.row}:{n}" for n in range(3)))]
+
+    core.workers.answers[RewardGroup] = answer
+    iterate(core)
+    found = [json.loads(line) for line in (core.context.run_dir / "completions.jsonl").read_text().splitlines()]
+    told = [group for group in (0, 1, 3) if group < groups]  # the group without a reward has no text
+    assert [(row["group"], row["row"], row["sample"], row["completion"]) for row in found] == [
+        (group, ROWS[group], n, f"{ROWS[group]}:{n}") for group in told for n in range(3)
+    ]
+    lengths = {event.group: event.lengths for event in core.events(events.GroupFinished)}
+    for row in found:
+        assert (row["source"], row["step"], row["version"]) == ("train", 0, 0)
+        assert row["tokens"] == lengths[row["group"]][row["sample"]]
+        assert row["stopped"] == (row["tokens"] % 2 == 0)  # the fake's rule
+        assert row["rewards"] == {"score": row["reward"]}
 
 
 @pytest.mark.parametrize(

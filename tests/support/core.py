@@ -134,7 +134,8 @@ class Core:
         rng = rng or random.Random(0)
         self.story: list[tuple[Any, ...]] = []
         self.journal = FakeJournal(self.story)
-        self.record = Record(run_dir, self.journal)  # type: ignore[arg-type] # has what Record uses of a journal
+        journal: Any = self.journal  # has what Record uses of a journal
+        self.record = Record(run_dir, journal, tensorboard=config.run.tensorboard)
         self.holder = Holder(backend("host"))
         self.ledger = Ledger({DEVICE: budget_bytes})
         self.memory = Memory(self.ledger, self.holder, self.record, DEVICE)

@@ -12,11 +12,12 @@ from rollplex.config.job import EvalSection
 from rollplex.config.wire import eval_sampling
 from rollplex.data.order import batches
 from rollplex.errors import RewardError
-from rollplex.journal.events import EvalDone
+from rollplex.journal.events import EvalDone, EvalStarted
 from rollplex.journal.phases import Phase
 from rollplex.protocol.common import Role
 from rollplex.protocol.reward import GroupRewarded, RewardFailed, RewardGroup
 from rollplex.protocol.rollout import GenerateUnit, GroupFinished, UnitGenerated
+from rollplex_coordinator.completions import Completion, completions_of
 from rollplex_coordinator.context import Context
 from rollplex_coordinator.feed import StepInputs
 from rollplex_coordinator.hub import Peer
@@ -33,8 +34,11 @@ class Evaluation:
         self._c = context
         self._section = section
         self._inputs: StepInputs | None = None
+        self._first = 0
         self._generated = False
         self._pending: set[int] = set()
+        self._answers: dict[int, GroupFinished] = {}
+        self._completions: list[Completion] = []
         self._lengths: list[int] = []
         self._rewards: list[float] = []
         self._by_function: dict[str, list[float]] = {}
@@ -52,18 +56,19 @@ class Evaluation:
         c.link.on(UnitGenerated, self._on_generated)
         c.link.on(GroupRewarded, self._on_rewarded)
         c.link.on(RewardFailed, self._on_failed)
-        source = next(s for s in c.data.sources if s.name == self._section.name)
-        good = source.num_rows if source.good_rows is None else source.good_rows
-        rows = batches(good, c.config.data.prompts_per_iteration, limit=self._section.limit)
+        step, name = c.record.step or 0, self._section.name
+        size = c.config.data.prompts_per_iteration
+        rows = batches(c.data.usable(name), size, limit=self._section.limit)
+        c.record.append(EvalStarted(step=step, version=c.record.version, name=name, rows=sum(map(len, rows))))
         for index, batch in enumerate(rows):
             for ahead in range(index, min(index + 2, len(rows))):
-                c.feed.prepare(KEY + ahead, self._section.name, rows[ahead])
+                c.feed.prepare(KEY + ahead, name, rows[ahead])
+            self._first = index * size
             self._batch(KEY + index, index, batch)
         metrics = self._means()
-        step = c.record.step or 0
-        c.record.append(EvalDone(step=step, version=c.record.version, name=self._section.name, metrics=dict(metrics)))
-        row = {"name": self._section.name, "step": step, "version": c.record.version, **metrics}
-        c.record.evaluation(row)
+        row = {"name": name, "step": step, "version": c.record.version, **metrics}
+        c.record.evaluation(row, sorted(self._completions, key=lambda completion: completion.group))
+        c.record.append(EvalDone(step=step, version=c.record.version, name=name, metrics=dict(metrics)))
         c.record.enter(Phase.IDLE)
         c.memory.enter(Phase.IDLE)
         return metrics
@@ -101,6 +106,7 @@ class Evaluation:
         assert message.version_start == message.version_end == version, "nothing moves the weights meanwhile"
         row = self._inputs.rows[group]
         self._lengths.extend(message.responses.lengths)
+        self._answers[group] = message
         self._c.link.ask(
             Role.REWARD,
             lambda cause: RewardGroup(
@@ -124,6 +130,18 @@ class Evaluation:
         functions = self._c.config.rewards.functions
         for function, values in zip(functions, message.by_function, strict=True):
             self._by_function.setdefault(function.name, []).extend(_values(values))
+        assert self._inputs is not None, "a batch is running"
+        answer = self._answers.pop(message.group)
+        self._completions += completions_of(
+            message,
+            source=self._section.name,
+            version=self._c.record.version,
+            row=self._inputs.rows[message.group],
+            group=self._first + message.group,
+            lengths=answer.responses.lengths,
+            stopped=answer.stopped,
+            names=[function.name for function in functions],
+        )
 
     def _on_failed(self, _peer: Peer, message: RewardFailed) -> None:
         raise reward_error(message, f"evaluation {self._section.name}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rollplex.protocol.common import Logprobs, Responses
-from rollplex.protocol.reward import RewardFailed
+from rollplex.protocol.reward import GroupRewarded, RewardFailed
 
 
 @dataclass(kw_only=True)
@@ -13,7 +13,8 @@ class Gathered:
     """Grows while the step runs; nothing is ever replaced.
 
     rewards: float64 [G] per group, all NaN for a group that is skipped. by_function: the same per reward function.
-    stopped: per sample whether it ended by a stop id. prefix_spans, rollout_span: begin and end, seconds.
+    rewarded: of groups whose texts are written down. stopped: per sample whether it ended by a stop id. prefix_spans,
+    rollout_span: begin and end, seconds.
     """
 
     responses: dict[int, Responses] = field(default_factory=dict)
@@ -22,6 +23,7 @@ class Gathered:
     rewards: dict[int, bytes] = field(default_factory=dict)
     by_function: dict[int, tuple[bytes, ...]] = field(default_factory=dict)
     stopped: dict[int, tuple[bool, ...]] = field(default_factory=dict)
+    rewarded: dict[int, GroupRewarded] = field(default_factory=dict)
     skipped: dict[int, RewardFailed] = field(default_factory=dict)
     prefix_spans: list[tuple[float, float]] = field(default_factory=list)
     rollout_span: tuple[float, float] = (0.0, 0.0)

@@ -11,9 +11,13 @@ import struct
 import time
 from collections.abc import Iterable, Sequence
 
+from rollplex.config.checks import TRAIN
+from rollplex.data.order import epochs
 from rollplex.journal.events import IterationDone, IterationStarted
 from rollplex.journal.phases import Phase
+from rollplex_coordinator.completions import Completion, completions_of
 from rollplex_coordinator.context import Context
+from rollplex_coordinator.feed import StepInputs
 from rollplex_coordinator.gathered import Gathered
 from rollplex_coordinator.plan import plan_step
 from rollplex_coordinator.schedule import Mode, Schedule
@@ -42,10 +46,10 @@ class Iteration:
         started = time.monotonic()
         c.record.phase_seconds.clear()
         version = c.record.version
-        c.feed.prepare(self._step, "train", self._rows)
+        c.feed.prepare(self._step, TRAIN, self._rows)
         inputs = c.feed.take(self._step)
         if self._ahead is not None:
-            c.feed.prepare(self._step + 1, "train", self._ahead)
+            c.feed.prepare(self._step + 1, TRAIN, self._ahead)
         config = c.config
         plan = plan_step(
             len(self._rows),
@@ -68,8 +72,23 @@ class Iteration:
         c.feed.done(inputs)
         c.record.enter(Phase.IDLE)
         c.memory.enter(Phase.IDLE)
-        metrics = {**update.metrics, **_reward_metrics(c, gathered), "updated": float(updated)}
+        metrics = {**update.metrics, **_reward_metrics(c, gathered), **self._token_metrics(inputs, gathered)}
+        metrics["updated"] = float(updated)
         return self._write(version, metrics, gathered, time.monotonic() - started)
+
+    def _token_metrics(self, inputs: StepInputs, gathered: Gathered) -> dict[str, float]:
+        """Numbers of tokens (media in their expanded form) and of passes over the data, all as TRL counts them."""
+        c = self._c
+        prompts = [slot.tokens for slot in inputs.prompts]
+        responses = sum(sum(group.lengths) for group in gathered.responses.values())
+        c.record.num_tokens += sum(prompts) * c.config.rollout.group_size + responses
+        return {
+            "prompts/mean_length": statistics.fmean(prompts),
+            "prompts/max_length": float(max(prompts)),
+            "completions/total_tokens": float(responses),
+            "num_tokens": float(c.record.num_tokens),
+            "epoch": epochs(self._step + 1, len(self._rows), c.data.usable(TRAIN), shuffle=c.config.data.shuffle),
+        }
 
     def _write(self, version: int, metrics: dict[str, float], gathered: Gathered, seconds: float) -> dict[str, object]:
         """metrics.jsonl: what depends on the clock has the prefix time/."""
@@ -79,9 +98,27 @@ class Iteration:
         times["time/prefix_in_window"] = _share_inside(gathered.prefix_spans, gathered.rollout_span)
         row: dict[str, object] = {"step": self._step, "version": version}
         row |= {name: value if math.isfinite(value) else None for name, value in {**metrics, **times}.items()}
-        c.record.metrics(row)
+        c.record.metrics(row, self._completions(version, gathered))
         c.record.append(IterationDone(step=self._step, version=c.record.version, metrics={**metrics, **times}))
         return row
+
+    def _completions(self, version: int, gathered: Gathered) -> list[Completion]:
+        """Of the first groups, as many as are wanted; one that is skipped has no texts."""
+        names = [function.name for function in self._c.config.rewards.functions]
+        return [
+            completion
+            for group, message in sorted(gathered.rewarded.items())
+            for completion in completions_of(
+                message,
+                source=TRAIN,
+                version=version,
+                row=self._rows[group],
+                group=group,
+                lengths=gathered.responses[group].lengths,
+                stopped=gathered.stopped[group],
+                names=names,
+            )
+        ]
 
 
 def _reward_metrics(c: Context, gathered: Gathered) -> dict[str, float]:
@@ -93,11 +130,18 @@ def _reward_metrics(c: Context, gathered: Gathered) -> dict[str, float]:
         metrics[f"rewards/{name}/std"] = statistics.stdev(values) if len(values) > 1 else 0.0
     lengths = [n for group in sorted(gathered.responses) for n in gathered.responses[group].lengths]
     stopped = [s for group in sorted(gathered.stopped) for s in gathered.stopped[group]]
-    metrics["completions/mean_length"] = statistics.fmean(lengths)
-    metrics["completions/min_length"] = float(min(lengths))
-    metrics["completions/max_length"] = float(max(lengths))
+    metrics |= _lengths("length", lengths)
+    metrics |= _lengths("terminated_length", [n for n, s in zip(lengths, stopped, strict=True) if s] or [0])
     metrics["completions/clipped_ratio"] = 1.0 - sum(stopped) / len(stopped)
     return metrics
+
+
+def _lengths(name: str, lengths: Sequence[int]) -> dict[str, float]:
+    return {
+        f"completions/mean_{name}": statistics.fmean(lengths),
+        f"completions/min_{name}": float(min(lengths)),
+        f"completions/max_{name}": float(max(lengths)),
+    }
 
 
 def _finite(blob: bytes) -> Iterable[float]:

@@ -46,7 +46,8 @@ class Node:
         self.run_id = run_id
         self.run_dir = claim.run_dir.path
         self.config = config
-        self.record = Record(self.run_dir, Journal(self.run_dir / "journal.sqlite"))
+        journal = Journal(self.run_dir / "journal.sqlite")
+        self.record = Record(self.run_dir, journal, tensorboard=config.run.tensorboard)
         self.holder = Holder(backend("host"))
         self.supervisor = Supervisor(self.run_dir, config.run.threads, commands(config))
         self._options = options

@@ -153,6 +153,8 @@ class TrainStep:
     def _on_rewarded(self, _peer: Peer, message: GroupRewarded) -> None:
         self._g.rewards[message.group] = message.rewards
         self._g.by_function[message.group] = message.by_function
+        if message.group < self._c.config.run.log_completions:
+            self._g.rewarded[message.group] = message
         mean, std = _mean_std(message.rewards)
         self._c.record.append(
             events.GroupRewarded(

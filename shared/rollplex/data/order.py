@@ -49,6 +49,15 @@ def rows_of_step(
     return tuple(chosen) if isinstance(good_rows, int) else tuple(good_rows[index] for index in chosen)
 
 
+def epochs(steps: int, num_prompts: int, good_rows: Sequence[int] | int, *, shuffle: bool) -> float:
+    """How many passes over the rows so many steps are: in shuffled order a pass leaves out what fills no step.
+
+    Args: as `rows_of_step`, which must have accepted them.
+    """
+    total = good_rows if isinstance(good_rows, int) else len(good_rows)
+    return steps / (total // num_prompts) if shuffle else steps * num_prompts / total
+
+
 def permutation(total: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
     """A permutation of 0 … total-1: the order of Philox' raw 64-bit words for (seed, epoch); equal words by index.
 

@@ -74,6 +74,11 @@ class DataChecked(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     row_width: Count
     """Numbers in a pixel row (channels x temporal patch x patch x patch)."""
 
+    def usable(self, source: str) -> tuple[int, ...] | int:
+        """The rows of a source that may be used, ascending; a number n stands for 0 … n-1."""
+        checked = next(item for item in self.sources if item.name == source)
+        return checked.num_rows if checked.good_rows is None else checked.good_rows
+
 
 # coordinator -> input: decode, patch, render and tokenize these rows in private memory. Answer: InputsSized.
 class PrepareInputs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
