@@ -14,7 +14,13 @@ from rollplex.errors import RollplexError, ServiceDied
 _POLL_S = 0.5
 
 
-def run_child(command: Sequence[str], *, grace_s: float, environment: Mapping[str, str] | None = None) -> int:
+def run_child(
+    command: Sequence[str],
+    *,
+    grace_s: float,
+    environment: Mapping[str, str] | None = None,
+    output: int | None = None,
+) -> int:
     """Start `command`, pass SIGINT and SIGTERM on to it, and wait; its exit code.
 
     The child is its own process group, so that a Ctrl-C of the terminal reaches it once, through us. Signals wait from
@@ -23,6 +29,7 @@ def run_child(command: Sequence[str], *, grace_s: float, environment: Mapping[st
     Args:
         grace_s: seconds from the first signal until the child is killed.
         environment: the child's; None: ours.
+        output: descriptor that its standard output and error go to; None: to ours.
 
     Raises:
         ServiceDied: a signal killed it.
@@ -31,7 +38,14 @@ def run_child(command: Sequence[str], *, grace_s: float, environment: Mapping[st
     before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     hold_back()
     try:
-        process = subprocess.Popen(list(command), stdin=subprocess.DEVNULL, process_group=0, env=environment)
+        process = subprocess.Popen(
+            list(command),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            process_group=0,
+            env=environment,
+        )
         return _wait(process, grace_s)
     except OSError as error:
         raise RollplexError("The coordinator cannot be started", got=str(error), where=command[0]) from error

@@ -66,7 +66,23 @@ TINY_GPU: Final = Preset(
     vision_intermediate=256,
     num_parameters=2_319_232,
 )
-PRESETS: Final = {preset.name: preset for preset in (TINY, TINY_GPU)}
+SMALL: Final = Preset(
+    name="small",
+    purpose="benches on a host: arithmetic outweighs the calls; per vision token, tower and language model cost alike",
+    vocab=512,
+    hidden=256,
+    layers=5,
+    heads=4,
+    kv_heads=2,
+    intermediate=704,
+    mrope_section=(8, 12, 12),
+    vision_depth=3,
+    vision_hidden=128,
+    vision_heads=4,
+    vision_intermediate=320,
+    num_parameters=5_068_416,
+)
+PRESETS: Final = {preset.name: preset for preset in (TINY, TINY_GPU, SMALL)}
 
 
 def model_config(preset: Preset, ids: TokenIds) -> dict[str, object]:

@@ -1,0 +1,110 @@
+"""One row of a bench as a real node: starts it, waits for its end, reads what it left. Knows no other rows."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rollplex.bench.machine import OtherPrograms
+from rollplex.bench.measure import measure, read_metrics
+from rollplex.bench.rows import Mode, Row
+from rollplex.cli.child import run_child
+from rollplex.cli.signals import EXIT_INTERRUPTED
+from rollplex.cli.start import coordinator_command, prepare
+from rollplex.config.environment import child_environment
+from rollplex.errors import ConfigError, RollplexError
+
+EXIT_CONFIG = 2
+FIXED = ("eval=[]", "checkpoint.every=0")
+"""A bench evaluates nothing, and its only checkpoint is the one at the end, after every iteration."""
+MOST_TOLD = 4000
+
+
+class StoppedError(RollplexError):
+    """A signal ended a row; `exit_code` is what it ends a program with."""
+
+    exit_code = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One row to measure.
+
+    Attributes:
+        config: the user's YAML file.
+        overrides: the user's, `a.b=v` each.
+        iterations: of the node, of which the first `warmup` do not count.
+        prompt_tokens: mean per prompt.
+        run_dir: where the node leaves its files.
+        log: where its coordinator's output goes.
+    """
+
+    mode: Mode
+    repeat: int
+    config: Path
+    overrides: Sequence[str]
+    iterations: int
+    warmup: int
+    prompt_tokens: float
+    run_dir: Path
+    log: Path
+
+
+def run_row(job: Job) -> Row:
+    """Start a node, wait for its end, and measure what it left. Its checkpoint is removed: a bench keeps digests.
+
+    Raises:
+        StoppedError: it was interrupted or told to end.
+        ConfigError: its configuration cannot run.
+        RollplexError: it failed; says how, and where its log is.
+    """
+    prepared = prepare(job.config, [*job.overrides, *FIXED, *job.mode.overrides], job.run_dir, job.run_dir.parent)
+    config = prepared.config
+    job.log.parent.mkdir(parents=True, exist_ok=True)
+    started, start_s = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), time.monotonic()
+    with job.log.open("wb") as log, OtherPrograms() as others:
+        code = run_child(
+            coordinator_command(prepared, iterations=job.iterations, die_with_parent=True),
+            grace_s=2.0 * config.deadlines.leave_s + 5.0,
+            environment=child_environment(threads=config.run.threads),
+            output=log.fileno(),
+        )
+    wall_s = time.monotonic() - start_s
+    _check_end(job, code)
+    shutil.rmtree(prepared.run_dir / "checkpoints", ignore_errors=True)
+    return measure(
+        prepared.run_dir,
+        job.mode,
+        repeat=job.repeat,
+        warmup=job.warmup,
+        prompt_tokens=job.prompt_tokens,
+        started=started,
+        wall_s=wall_s,
+        others_cpus=others.cpus,
+    )
+
+
+def _check_end(job: Job, code: int) -> None:
+    if code == EXIT_INTERRUPTED or (code == 0 and len(read_metrics(job.run_dir)) < job.iterations):
+        stopped = StoppedError("The bench was stopped", where=f"{job.mode.name}, repeat {job.repeat + 1}")
+        stopped.exit_code = code
+        raise stopped
+    if code != 0:
+        kind = ConfigError if code == EXIT_CONFIG else RollplexError
+        raise kind(
+            f"A row of the bench failed with exit code {code}: {job.mode.name}, repeat {job.repeat + 1}",
+            got=last_error(job.log),
+            do="The rows before it are kept: the same command goes on with this one.",
+            where=str(job.log),
+        )
+
+
+def last_error(log: Path) -> str:
+    """What a coordinator's output ends with: from its last "error:" on, or else its last line."""
+    text = log.read_text(encoding="utf-8", errors="replace").rstrip()
+    at = text.rfind("\nerror:") + 1 if not text.startswith("error:") or "\nerror:" in text else 0
+    told = text[at:] if text.startswith("error:", at) else text.rpartition("\n")[2]
+    return told.removeprefix("error:").strip()[:MOST_TOLD] or "no word"

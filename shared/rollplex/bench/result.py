@@ -1,0 +1,42 @@
+"""The result of a bench, as it is kept and printed. Knows rows only through their summaries."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from rollplex.bench.ceilings import HidingCeiling, SharingCeiling
+from rollplex.bench.facts import Facts
+from rollplex.bench.folder import Made, write_whole
+from rollplex.bench.summary import Gain, ModeSummary
+
+
+class Result(Struct, frozen=True, kw_only=True):
+    """Everything that a report says."""
+
+    date: str
+    """When the last row began; UTC."""
+    command: str
+    made: Made
+    facts: Facts
+    repeats: int
+    modes: tuple[ModeSummary, ...]
+    gains: tuple[Gain, ...]
+    sharing: SharingCeiling
+    hiding: tuple[HidingCeiling, ...]
+    unlike: tuple[str, ...]
+    """Schedules of one kind of prefix whose weights differ in the end; none, or there is an error."""
+    others_cpus: float
+    """How many processors other programs kept busy, mean over the rows."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether all schedules of one kind of prefix ended with the same weights."""
+        return not self.unlike
+
+
+def write_result(result: Result, file: Path) -> None:
+    """Write result.json."""
+    write_whole(file, msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")

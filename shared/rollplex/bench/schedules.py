@@ -1,0 +1,166 @@
+"""Runs a bench of schedules: plans its rows, has each measured, keeps them, sums up.
+
+Owns the order of rows, what is refused before the first one, and the result. How a row is measured is a parameter.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+from rollplex.bench.ceilings import hiding_ceilings, sharing_ceiling
+from rollplex.bench.facts import Facts, read_facts
+from rollplex.bench.folder import BenchFolder, Made, run_dir_of
+from rollplex.bench.machine import read_machine, read_software
+from rollplex.bench.nodes import FIXED, Job, run_row
+from rollplex.bench.result import Result, write_result
+from rollplex.bench.rows import Mode, Row, order
+from rollplex.bench.summary import gains, summarise, unlike
+from rollplex.config import load
+from rollplex.config.overrides import parse_override
+from rollplex.errors import ConfigError
+from rollplex.protocol.rundir import RunDir, check_path
+
+VARIED = ("run.schedule", "run.share_prefix")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A bench.
+
+    Attributes:
+        config: YAML file of the workload.
+        overrides: `a.b=v` each.
+        modes: in the order of the result.
+        repeats: of each mode.
+        iterations: of each row.
+        warmup: so many first iterations of each row do not count.
+        out: the bench's folder.
+        command: how the bench was asked for; the result keeps it.
+    """
+
+    config: Path
+    overrides: Sequence[str]
+    modes: Sequence[Mode]
+    repeats: int
+    iterations: int
+    warmup: int
+    out: Path
+    command: str = ""
+
+
+def run_schedules(plan: Plan, *, say: Callable[[str], None], run: Callable[[Job], Row] = run_row) -> Result:
+    """Measure the rows that are not there yet, and sum all up in result.json.
+
+    Args:
+        say: gets a line for each row.
+        run: measures one row.
+
+    Raises:
+        ConfigError: a plan or configuration that cannot run, or a folder with rows of another bench; nothing has run.
+        StoppedError: a signal ended it; the rows before are kept.
+        RollplexError: a row failed; the rows before are kept.
+    """
+    _check(plan)
+    made, facts = _prepare(plan)
+    with BenchFolder(plan.out, made) as folder:
+        todo = [
+            (repeat, mode)
+            for repeat in range(plan.repeats)
+            for mode in order(plan.modes, repeat)
+            if folder.row(mode, repeat) is None
+        ]
+        total = plan.repeats * len(plan.modes)
+        if len(todo) < total:
+            say(f"{total - len(todo)} of {total} rows are there already")
+        durations: list[float] = []
+        for number, (repeat, mode) in enumerate(todo):
+            start_s = time.monotonic()
+            row = run(_job(plan, folder, facts, mode, repeat))
+            folder.append(row)
+            durations.append(time.monotonic() - start_s)
+            say(_told(row, total - len(todo) + number + 1, total, fmean(durations) * (len(todo) - number - 1)))
+        result = summed_up(plan, made, facts, folder.rows)
+        write_result(result, plan.out / "result.json")
+    return result
+
+
+def summed_up(plan: Plan, made: Made, facts: Facts, rows: Sequence[Row]) -> Result:
+    """The result of the rows that the plan names."""
+    wanted = [row for row in rows if row.mode in plan.modes and row.repeat < plan.repeats]
+    modes = summarise(wanted, plan.modes)
+    return Result(
+        date=max(row.started for row in wanted),
+        command=plan.command,
+        made=made,
+        facts=facts,
+        repeats=plan.repeats,
+        modes=modes,
+        gains=gains(wanted),
+        sharing=sharing_ceiling(modes, facts),
+        hiding=hiding_ceilings(modes),
+        unlike=tuple(unlike(modes)),
+        others_cpus=fmean(row.others_cpus for row in wanted),
+    )
+
+
+def _check(plan: Plan) -> None:
+    """What can be refused without reading anything."""
+    if plan.warmup >= plan.iterations:
+        raise ConfigError(
+            "The warm-up leaves no iteration to measure",
+            got=f"{plan.warmup} of {plan.iterations} iterations",
+            needed="fewer than --iterations",
+            where="--warmup",
+        )
+    for text in plan.overrides:
+        path = ".".join(parse_override(text).path)
+        if path in VARIED:
+            raise ConfigError(
+                "The bench sets this key itself", got=text, do="Choose with --modes and --prefixes.", where="--set"
+            )
+    for mode in plan.modes:
+        check_path(RunDir(run_dir_of(plan.out, mode, plan.repeats - 1)))
+
+
+def _prepare(plan: Plan) -> tuple[Made, Facts]:
+    """Check the configuration of every mode and read the data, before the first node."""
+    configs = [load(plan.config, [*plan.overrides, *FIXED, *mode.overrides]) for mode in plan.modes]
+    base = load(plan.config, [*plan.overrides, *FIXED, *Mode(schedule="serial", prefix="shared").overrides])
+    assert configs, "a bench has modes"
+    facts, data, model = read_facts(base, first=plan.warmup, end=plan.iterations)
+    made = Made(
+        machine=read_machine(),
+        software=read_software(),
+        config=base.model_dump(mode="json"),
+        data=data,
+        model=model,
+        iterations=plan.iterations,
+        warmup=plan.warmup,
+    )
+    return made, facts
+
+
+def _job(plan: Plan, folder: BenchFolder, facts: Facts, mode: Mode, repeat: int) -> Job:
+    return Job(
+        mode=mode,
+        repeat=repeat,
+        config=plan.config,
+        overrides=plan.overrides,
+        iterations=plan.iterations,
+        warmup=plan.warmup,
+        prompt_tokens=facts.prompt_tokens,
+        run_dir=folder.run_dir(mode, repeat),
+        log=folder.log(mode, repeat),
+    )
+
+
+def _told(row: Row, number: int, total: int, left_s: float) -> str:
+    left = f", about {left_s / 60:.0f} min left" if left_s >= 60 else ""
+    return (
+        f"row {number}/{total}  {row.mode.name:<18}  {row.median_s['iteration']:.2f} s/iteration  "
+        f"{row.hidden_share:.0%} of prefix time hidden  ({row.wall_s:.0f} s{left})"
+    )

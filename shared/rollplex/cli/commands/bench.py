@@ -1,0 +1,91 @@
+"""`rollplex bench schedules` and `rollplex bench workload`."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rollplex.config.environment import read_environment
+
+bench = typer.Typer(name="bench", help="Measure what sharing and overlapping prefixes gain.", no_args_is_help=True)
+
+
+@bench.command()
+def schedules(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the workload.")],
+    *,
+    repeats: Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="How often each mode is run.")] = 3,
+    iterations: Annotated[int, typer.Option(min=1, metavar="N", help="Iterations of each run.")] = 4,
+    warmup: Annotated[int, typer.Option(min=0, metavar="N", help="So many first ones of each do not count.")] = 1,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="The bench's folder; one with rows is gone on with. Default: new, in runs."),
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="A.B=V", help="Override a key of CONFIG. May be repeated.")
+    ] = None,
+    modes: Annotated[str, typer.Option(metavar="LIST", help="Schedules, with commas.")] = "serial,overlap,stream",
+    prefixes: Annotated[str, typer.Option(metavar="LIST", help="Kinds of prefix, with commas.")] = "shared,replicated",
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw the result: *.svg or *.png.")] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the result in Markdown.")] = False,
+) -> None:
+    """Run CONFIG under every schedule, with shared and with replicated prefixes, and say what each gains.
+
+    What is measured is kept row by row: the same command with the same --out goes on where it ended.
+    """
+    from rollplex.cli.bench import bench_schedules  # noqa: PLC0415 - help stays quick
+
+    code = bench_schedules(
+        config,
+        overrides=set_ or [],
+        modes=modes,
+        prefixes=prefixes,
+        repeats=repeats,
+        iterations=iterations,
+        warmup=warmup,
+        out=out,
+        runs_dir=read_environment().runs_dir,
+        plot=plot,
+        markdown=markdown,
+        command=shlex.join(["rollplex", *sys.argv[1:]]),
+    )
+    raise typer.Exit(code)
+
+
+@bench.command()
+def workload(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to write it; made if it is not there.")],
+    *,
+    vision_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Of each prompt's picture.")] = 576,
+    text_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Of each prompt's question.")] = 16,
+    response: Annotated[
+        str, typer.Option(metavar="N[:M]", help="Tokens of each response, or the shortest and the longest.")
+    ] = "32",
+    group_size: Annotated[int, typer.Option(min=2, metavar="N", help="Responses of each prompt.")] = 8,
+    prompts: Annotated[int, typer.Option(min=1, metavar="N", help="Prompts of each iteration.")] = 2,
+    preset: Annotated[str, typer.Option(metavar="NAME", help="The model: tiny, tiny-gpu or small.")] = "small",
+) -> None:
+    """Write a model, real pictures and a configuration with exactly known token counts; run nothing."""
+    from rollplex.bench.lengths import parse_lengths  # noqa: PLC0415 - help stays quick
+    from rollplex.bench.workload import write_workload  # noqa: PLC0415
+    from rollplex.cli.output import say  # noqa: PLC0415
+
+    written = write_workload(
+        folder,
+        vision_tokens=vision_tokens,
+        text_tokens=text_tokens,
+        lengths=parse_lengths(response),
+        group_size=group_size,
+        prompts=prompts,
+        preset=preset,
+    )
+    say(
+        f"{prompts} prompts x {group_size} responses an iteration; P = {written.prompt_tokens} prompt tokens, "
+        f"{written.vision_tokens} of them vision; R = {written.lengths.text}; sharing's ceiling in token-forwards, "
+        f"for scoring and training: {written.token_ceiling:.2f}x"
+    )
+    say(str(written.config))
