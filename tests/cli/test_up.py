@@ -183,3 +183,28 @@ def test_a_coordinator_that_cannot_be_started_is_an_error(
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
     assert "The coordinator cannot be started" in capsys.readouterr().err
+
+
+def test_latest_in_the_runs_folder_leads_to_the_newest_run_there(
+    executed: list[list[str]], config_file: Path, runs_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _up(config_file)
+    first = Path(executed[-1][-1])
+    assert (runs_dir / "latest").readlink() == Path(first.name)
+    _up(config_file, "--run-dir", tmp_path / "elsewhere")
+    assert (runs_dir / "latest").resolve() == first
+    _up(config_file, "--run-dir", runs_dir / "demo" / "run")
+    assert (runs_dir / "latest").readlink() == Path("demo/run")
+    (runs_dir / "latest").unlink()
+    (runs_dir / "latest").mkdir()
+    _up(config_file)
+    assert "is no link and is left alone" in capsys.readouterr().err
+
+
+def test_a_run_in_the_latest_directory_keeps_it_when_another_becomes_the_latest(
+    executed: list[list[str]], config_file: Path, runs_dir: Path
+) -> None:
+    _up(config_file)
+    _up(config_file, "--run-dir", runs_dir / "latest")
+    assert executed[1][-1] == executed[0][-1]
+    assert (runs_dir / "latest").readlink() == Path(Path(executed[0][-1]).name)

@@ -90,8 +90,35 @@ def test_only_the_newest_stay_and_only_what_this_run_made_is_removed(core: Core)
     for step in range(4):
         iterate(core, step)
         checkpoints.save()
-    assert folders(core) == ["step_3", "step_4", "step_99"]
+    assert folders(core) == ["latest", "step_3", "step_4", "step_99"]
     assert checkpoints.newest == (4, 4)
+
+
+def test_latest_leads_to_the_newest_that_is_journalled(core: Core) -> None:
+    checkpoints = Checkpoints(core.context)
+    latest = core.context.run_dir / "checkpoints" / "latest"
+    seen = []
+    answer = core.workers.answers[SaveCheckpoint]
+
+    def look(m: SaveCheckpoint) -> list[Any]:
+        found = answer(m)
+        seen.append(latest.is_symlink() and str(latest.readlink()))
+        return found
+
+    core.workers.answers[SaveCheckpoint] = look
+    for step in range(3):
+        iterate(core, step)
+        checkpoints.save()
+    assert seen == [False, "step_1", "step_2"]
+    assert str(latest.readlink()) == "step_3"
+    assert latest.is_dir()
+
+
+def test_something_else_of_that_name_does_not_end_the_run(core: Core, caplog: pytest.LogCaptureFixture) -> None:
+    (core.context.run_dir / "checkpoints").mkdir()
+    (core.context.run_dir / "checkpoints" / "latest").write_text("mine")
+    Checkpoints(core.context).save()
+    assert "is no link and is left alone" in caplog.text
 
 
 def test_an_old_one_that_cannot_be_removed_does_not_end_the_run(core: Core, caplog: pytest.LogCaptureFixture) -> None:
@@ -102,7 +129,7 @@ def test_an_old_one_that_cannot_be_removed_does_not_end_the_run(core: Core, capl
         if step == 0:
             shutil.rmtree(core.context.run_dir / "checkpoints" / "step_1")
     assert "could not be removed" in caplog.text
-    assert folders(core) == ["step_2", "step_3"]
+    assert folders(core) == ["latest", "step_2", "step_3"]
 
 
 def test_a_stop_meanwhile_waits_until_it_is_saved(core: Core) -> None:

@@ -88,6 +88,8 @@ def test_a_named_checkpoint_is_taken_or_refused_never_replaced(tmp_path: Path) -
     for step in (2, 4):
         _save(tmp_path, _state(tmp_path, step))
     assert choose(tmp_path, tmp_path / "checkpoints/step_2").state.step == 2
+    (tmp_path / "checkpoints/latest").symlink_to("step_4")
+    assert choose(tmp_path, tmp_path / "checkpoints/latest").folder.name == "step_4"
     (tmp_path / "checkpoints/step_2/model.safetensors").write_bytes(b"x")
     with pytest.raises(CheckpointError, match=r"model\.safetensors"):
         choose(tmp_path, tmp_path / "checkpoints/step_2")
@@ -198,6 +200,7 @@ def test_records_are_those_of_the_moment_and_the_rest_is_kept_aside(tmp_path: Pa
     assert not newer.exists()
     assert (attempt / "checkpoints/step_5").is_dir()
     assert latest(tmp_path / "checkpoints") == resumption.folder
+    assert (tmp_path / "checkpoints/latest").resolve() == resumption.folder
     assert evaluated(tmp_path) == {("often", 0), ("often", 3)}
 
 

@@ -16,6 +16,7 @@ from transformers import Qwen2_5_VLForConditionalGeneration
 
 from rollplex.checkpoint.folder import latest, verify
 from rollplex.errors import CheckpointError, StaleWeightsError
+from rollplex.latest import link_latest
 from rollplex.memory.tensors import hf_views
 from rollplex.protocol.trainer import ApplyUpdate, PrepareUpdate, SaveCheckpoint
 from support.trainer import Sampled, World
@@ -55,7 +56,10 @@ def test_the_folder_opens_with_from_pretrained_and_holds_the_optimizers_state(
     assert manifest.identity.digest == world.header.require(1).digest
     assert manifest.libraries["torch"] == torch.__version__
 
-    opened = Qwen2_5_VLForConditionalGeneration.from_pretrained(folder, dtype="auto").state_dict()
+    assert link_latest(tmp_path, folder) == ""  # as the coordinator does it
+    link = tmp_path / "latest"
+    opened = Qwen2_5_VLForConditionalGeneration.from_pretrained(link, dtype="auto").state_dict()
+    assert verify(folder) == manifest
     for name, value in hf_views(world.weights, world.table).items():
         assert opened[name].dtype == value.dtype
         assert torch.equal(opened[name], value), name

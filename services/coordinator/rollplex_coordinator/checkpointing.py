@@ -13,6 +13,7 @@ import shutil
 from rollplex.config.loading import dump
 from rollplex.journal import events
 from rollplex.journal.phases import Phase
+from rollplex.latest import link_latest
 from rollplex.protocol.common import Role
 from rollplex.protocol.trainer import CheckpointSaved, SaveCheckpoint
 from rollplex_coordinator.context import Context
@@ -65,6 +66,8 @@ class Checkpoints:
         c.link.end_atomic()
         self.newest = (step, version)
         self._folders.append(saved.folder)
+        if problem := link_latest(folder.parent, folder):
+            log.warning("%s", problem)
         self._prune()
         c.record.enter(Phase.IDLE)
         c.memory.enter(Phase.IDLE)

@@ -8,6 +8,7 @@ Owns these decisions and the files that are moved or cut. Restores no weights (t
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -27,11 +28,14 @@ from rollplex.config import yaml_text
 from rollplex.config.checks import TRAIN
 from rollplex.config.config import Config
 from rollplex.errors import CheckpointError, ConfigError
+from rollplex.latest import link_latest
 from rollplex_coordinator.attempts import new_attempt
 
 CHECKPOINTS = "checkpoints"
 LOGS = ("journal.sqlite", "logs", "http.json")
 """Each attempt has its own; what is cut back instead (`set_back`) goes on in the same files."""
+
+log = logging.getLogger("rollplex.coordinator")
 
 
 class Resumption(Struct, frozen=True, kw_only=True):
@@ -55,6 +59,8 @@ def choose(run_dir: Path, wanted: Path | None) -> Resumption:
     """
     parent = run_dir / CHECKPOINTS
     if wanted is not None:
+        if wanted.is_symlink():  # `latest`
+            wanted = wanted.parent / wanted.readlink()
         if wanted.absolute().parent != parent:
             raise CheckpointError(
                 "This checkpoint is not one of the run", got=str(wanted), needed=f"a folder in {parent}"
@@ -116,6 +122,8 @@ def set_back(run_dir: Path, resumption: Resumption, config: Config) -> Path:
         for folder in newer:
             folder.rename(attempt / CHECKPOINTS / folder.name)
         point_latest(resumption.folder)
+        if problem := link_latest(run_dir / CHECKPOINTS, resumption.folder):
+            log.warning("%s", problem)
     step = resumption.state.step
     due = {section.name for section in config.eval if section.due(step, last=False)}
 

@@ -13,6 +13,8 @@ from typing import NoReturn
 from rollplex.cli.signals import hold_back
 from rollplex.config import Config, dump, load
 from rollplex.errors import RollplexError
+from rollplex.latest import NAME as LATEST
+from rollplex.latest import link_latest
 from rollplex.protocol.claim import claim
 
 CONFIG_FILE = "config.yaml"
@@ -29,7 +31,7 @@ class Prepared:
 
 
 def prepare(file: Path, overrides: Sequence[str], run_dir: Path | None, runs_dir: Path) -> Prepared:
-    """Check the configuration and write it, resolved, into the run directory.
+    """Check the configuration and write it, resolved, into the run directory; the runs folder's `latest` leads to it.
 
     Args:
         file: the user's YAML file.
@@ -41,13 +43,22 @@ def prepare(file: Path, overrides: Sequence[str], run_dir: Path | None, runs_dir
         ConfigError: a configuration that cannot run, or a run directory that cannot be used or is in use.
     """
     config = load(file, overrides)
-    run_dir = (run_dir or fresh(runs_dir, f"{config.run.name}-{timestamp()}")).absolute()
+    run_dir = _without_latest(run_dir or fresh(runs_dir, f"{config.run.name}-{timestamp()}"), runs_dir)
     with claim(run_dir, config.run.name):  # so that the configuration of a run that is going on is not overwritten
         config_file = run_dir / CONFIG_FILE
         partial = run_dir / f"{CONFIG_FILE}.{os.getpid()}.new"
         partial.write_text(dump(config), encoding="utf-8")
         partial.replace(config_file)
+    if runs_dir.absolute() in run_dir.parents and (problem := link_latest(runs_dir.absolute(), run_dir)):
+        sys.stderr.write(f"rollplex: {problem}\n")
     return Prepared(config=config, config_file=config_file, run_dir=run_dir)
+
+
+def _without_latest(run_dir: Path, runs_dir: Path) -> Path:
+    """The directory by a path that does not change when a later run becomes the latest."""
+    link = runs_dir.absolute() / LATEST
+    run_dir = run_dir.absolute()
+    return link.resolve() / run_dir.relative_to(link) if run_dir.is_relative_to(link) else run_dir
 
 
 def timestamp() -> str:
