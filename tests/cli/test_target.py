@@ -19,7 +19,7 @@ def runs(tmp_path: Path) -> Path:
         folder = tmp_path / "runs" / path
         folder.mkdir(parents=True)
         journal = folder / "journal.sqlite"
-        journal.touch()
+        journal.write_text("events")
         os.utime(journal, (1000.0 + at, 1000.0 + at))
     (tmp_path / "runs" / "notes").mkdir()
     (tmp_path / "runs" / "file").touch()
@@ -58,7 +58,9 @@ def test_without_a_name_several_live_runs_are_an_error_that_lists_them(runs: Pat
 def test_when_none_lives_the_link_to_the_latest_counts_and_else_the_newest_journal(runs: Path) -> None:
     assert find_run(None, runs) == runs / "demo-1" / "run"
     wal = runs / "a-2" / "journal.sqlite-wal"
-    wal.touch()
+    wal.touch()  # as a reader leaves it
+    assert find_run(None, runs) == runs / "demo-1" / "run"
+    wal.write_text("newer events")
     assert find_run(None, runs) == runs / "a-2"
     (runs / "latest").symlink_to("a-1")
     assert find_run(None, runs) == runs / "a-1"

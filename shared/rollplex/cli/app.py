@@ -11,8 +11,16 @@ from collections.abc import Sequence
 
 import typer
 
+from rollplex.cli.commands.bench import bench
 from rollplex.cli.commands.checkpoint import checkpoint
+from rollplex.cli.commands.config import config
 from rollplex.cli.commands.demo import demo
+from rollplex.cli.commands.down import down
+from rollplex.cli.commands.logs import logs
+from rollplex.cli.commands.runs import runs
+from rollplex.cli.commands.start import start
+from rollplex.cli.commands.status import status
+from rollplex.cli.commands.stop import stop
 from rollplex.cli.commands.up import up
 from rollplex.errors import ConfigError, RollplexError
 
@@ -29,9 +37,11 @@ app = typer.Typer(
 )
 
 
-for command in (up, demo):
+for command in (demo, up, status, start, stop, down, logs, runs):
     app.command()(command)
+app.add_typer(config)
 app.add_typer(checkpoint)
+app.add_typer(bench)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

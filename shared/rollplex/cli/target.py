@@ -32,8 +32,7 @@ def find_run(run: Path | None, runs_dir: Path) -> Path:
     """
     if run is not None:
         return _named(run, runs_dir)
-    runs = all_runs(runs_dir)
-    live = [path for path in runs if holder_of(path) is not None]
+    live = live_runs(runs_dir)
     if len(live) > 1:
         raise ConfigError(
             "Several runs are going on",
@@ -46,7 +45,7 @@ def find_run(run: Path | None, runs_dir: Path) -> Path:
         return live[0]
     if is_run(latest := runs_dir / LATEST):
         return latest.resolve()
-    if runs:
+    if runs := all_runs(runs_dir):
         return max(runs, key=written_at)
     raise ConfigError(
         "There is no run",
@@ -64,6 +63,11 @@ def all_runs(runs_dir: Path) -> list[Path]:
     return [path for folder in folders for path in _run_of(folder)]
 
 
+def live_runs(runs_dir: Path) -> list[Path]:
+    """Those of `all_runs` that a coordinator holds now."""
+    return [path for path in all_runs(runs_dir) if holder_of(path) is not None]
+
+
 def is_run(path: Path) -> bool:
     """Whether a coordinator has ever worked in this directory (one of its attempts too)."""
     return (path / JOURNAL_FILE).is_file() or RunDir(path).lock_file.is_file()
@@ -76,9 +80,14 @@ def name_of(run_dir: Path, runs_dir: Path) -> str:
 
 
 def written_at(run_dir: Path) -> float:
-    """When its journal was last written to, as seconds since 1970; where there is none, the directory."""
-    files = [path for path in run_dir.glob(f"{JOURNAL_FILE}*") if path.is_file()]
-    return max((path.stat().st_mtime for path in files), default=run_dir.stat().st_mtime)
+    """When its journal was last written to, as seconds since 1970; where there is none, the directory.
+
+    What is not in the database yet is in its write-ahead log. Reading a journal makes an empty one: that counts not.
+    """
+    journal, log = run_dir / JOURNAL_FILE, run_dir / f"{JOURNAL_FILE}-wal"
+    files = [path for path in (journal, log) if path.is_file()]
+    written = [info.st_mtime for info in map(Path.stat, files) if info.st_size]
+    return max(written, default=run_dir.stat().st_mtime)
 
 
 def _run_of(folder: Path) -> Iterator[Path]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 from urllib.parse import quote
 
 from msgspec import Struct
@@ -20,6 +20,7 @@ from rollplex.errors import JournalError
 from rollplex.journal.events import Event, Record, decode
 
 BUSY_S = 5.0
+EventT = TypeVar("EventT")
 _COLUMNS = "id, wall_s, monotonic_s, step, type, payload"
 
 
@@ -112,6 +113,17 @@ class Reader:
         with self._explained():
             rows = list(_rows(self._connection.execute(query, (kind.__name__,))))
         return [row.record() for row in rows]
+
+    def newest(self, kind: type[EventT], after: int = 0) -> tuple[Row, EventT] | None:
+        """The last event of one type with an id above `after`, as stored and typed; None if there is none."""
+        query = f"SELECT {_COLUMNS} FROM events WHERE type = ? AND id > ? ORDER BY id DESC LIMIT 1"  # noqa: S608 - ours
+        with self._explained():
+            rows = list(_rows(self._connection.execute(query, (kind.__name__, after))))
+        if not rows:
+            return None
+        event = rows[0].record().event
+        assert isinstance(event, kind), "the tag of an event is the name of its class"
+        return rows[0], event
 
     def steps(self, first: int, limit: int) -> list[int]:
         """At most `limit` numbers of started steps from `first` on, in order."""
