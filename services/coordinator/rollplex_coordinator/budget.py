@@ -15,6 +15,8 @@ from rollplex_coordinator.peaks import PlannedBlock, check_fits
 from rollplex_coordinator.sizes import ROLLOUT_KV, SCORE_WORKSPACE, TRAIN_WORKSPACE, Sizes
 
 ALWAYS = frozenset(WORKING_PHASES)
+COMPARER = "coordinator"
+"""Who holds one pass's gradients during a verification."""
 
 
 def plan_memory(
@@ -59,9 +61,9 @@ def plan_memory(
     )
 
 
-def _standing(config: Config, sizes: Sizes, inputs_bytes: int) -> list[tuple[Kind, Role, str, int]]:
+def _standing(config: Config, sizes: Sizes, inputs_bytes: int) -> list[tuple[Kind, str, str, int]]:
     """What is there from LOAD to the end: kind, owner, purpose, bytes."""
-    standing = [
+    standing: list[tuple[Kind, str, str, int]] = [
         (Kind.ACTOR_WEIGHTS, Role.TRAINER, "one copy, mapped by all", sizes.table.total_bytes),
         (Kind.GRADIENTS, Role.TRAINER, "of suffixes", sizes.gradient_bytes),
         (Kind.GRADIENTS, Role.PREFIX, "of prefixes", sizes.gradient_bytes),
@@ -73,6 +75,8 @@ def _standing(config: Config, sizes: Sizes, inputs_bytes: int) -> list[tuple[Kin
         standing.append((Kind.INPUTS, Role.INPUT, "evaluation", inputs_bytes))
     if config.needs_reference:
         standing.append((Kind.REFERENCE_WEIGHTS, Role.TRAINER, "trainable parts", sizes.reference_bytes))
+    if sizes.whole:
+        standing.append((Kind.GRADIENTS, COMPARER, "a copy to compare with", sizes.gradient_bytes))
     return standing
 
 

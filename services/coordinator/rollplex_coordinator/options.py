@@ -9,6 +9,19 @@ from pathlib import Path
 from msgspec import Struct
 
 
+class VerifyOptions(Struct, frozen=True, kw_only=True):
+    """One group is computed in several ways instead of training (`rollplex_coordinator.verify`).
+
+    report: the JSON file to write. row: of the training data; None takes the first good one. Tolerances: None takes
+    those of the dtype.
+    """
+
+    report: Path
+    row: int | None = None
+    logprob_tolerance: float | None = None
+    gradient_tolerance: float | None = None
+
+
 class Options(Struct, frozen=True, kw_only=True):
     """How this coordinator was started.
 
@@ -24,6 +37,7 @@ class Options(Struct, frozen=True, kw_only=True):
     external_workers: bool
     die_with_parent: bool
     overrides: tuple[str, ...] = ()
+    verify: VerifyOptions | None = None
 
 
 def parse_options(argv: Sequence[str] | None = None) -> Options:
@@ -36,9 +50,16 @@ def parse_options(argv: Sequence[str] | None = None) -> Options:
     parser.add_argument("--external-workers", action="store_true", help="rollout, prefix, trainer start by themselves")
     parser.add_argument("--die-with-parent", action="store_true", help="end when the starting process ends")
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="A.B=V", help="override a key")
+    verify = parser.add_argument_group("verification", "instead of iterations")
+    verify.add_argument("--verify", type=Path, metavar="REPORT", help="compute one group in several ways, write this")
+    verify.add_argument("--verify-row", type=int, metavar="N", help="row of the training data (default: the first)")
+    verify.add_argument("--verify-logprob-tolerance", type=float, metavar="X", help="default: that of the dtype")
+    verify.add_argument("--verify-gradient-tolerance", type=float, metavar="X", help="default: that of the dtype")
     args = parser.parse_args(argv)
     if args.iterations is not None and args.iterations < 0:
         parser.error(f"--iterations must be at least 0; got {args.iterations}")
+    if args.verify is not None and (args.serve or args.iterations is not None):
+        parser.error("--verify runs no iterations: it goes with neither --iterations nor --serve")
     return Options(
         config=args.config,
         run_dir=args.run_dir,
@@ -47,4 +68,16 @@ def parse_options(argv: Sequence[str] | None = None) -> Options:
         external_workers=args.external_workers,
         die_with_parent=args.die_with_parent,
         overrides=tuple(args.overrides),
+        verify=_verify_options(args),
+    )
+
+
+def _verify_options(args: argparse.Namespace) -> VerifyOptions | None:
+    if args.verify is None:
+        return None
+    return VerifyOptions(
+        report=args.verify,
+        row=args.verify_row,
+        logprob_tolerance=args.verify_logprob_tolerance,
+        gradient_tolerance=args.verify_gradient_tolerance,
     )

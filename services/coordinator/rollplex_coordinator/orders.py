@@ -29,13 +29,23 @@ class Orders:
         plan: the units of the step.
         inputs: its prompts.
         gathered: responses and rewards, as they come in.
+        return_logprobs: the trainer is to answer with its log-probabilities.
     """
 
-    def __init__(self, context: Context, plan: StepPlan, inputs: StepInputs, gathered: Gathered) -> None:
+    def __init__(
+        self,
+        context: Context,
+        plan: StepPlan,
+        inputs: StepInputs,
+        gathered: Gathered,
+        *,
+        return_logprobs: bool = False,
+    ) -> None:
         self._c = context
         self._plan = plan
         self._inputs = inputs
         self._g = gathered
+        self._return_logprobs = return_logprobs
         self._batch_rewards = context.config.algorithm.scale_rewards is Scale.BATCH
         self._step = context.record.step or 0
         self._version = context.record.version
@@ -162,6 +172,7 @@ class Orders:
                 batch_rewards=batch,
                 workspace=graph.private,
                 scratch=scratch.private,
+                return_logprobs=self._return_logprobs,
             ),
             f"train groups {span(suffix.groups)} (step {self._step})",
             self._c.unit_s,

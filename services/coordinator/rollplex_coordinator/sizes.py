@@ -11,6 +11,7 @@ the upper bound over the checked data, so that a plan that fits cannot fail late
     actor prefix K/V segment    K, V, last hidden state, and their gradients              forward .. prefix backward
     score workspace             logits scratch of one chunk                               one suffix unit
     train workspace             what autograd keeps of the suffix, and logits scratch     one suffix unit
+      of a verification         the same of one whole sequence, if that is more           one sequence
     inputs                      ids, positions, pixel rows of a step; two steps at once   making .. its step's end
 """
 
@@ -32,6 +33,8 @@ from rollplex.memory.predict import (
     rollout_kv_bytes,
     scored_rows,
     suffix_saved_bytes,
+    whole_logits_bytes,
+    whole_saved_bytes,
 )
 from rollplex.protocol.common import Kind, PromptSlot, Responses, Role
 from rollplex.protocol.inputs import DataChecked, SourceChecked
@@ -47,12 +50,16 @@ TRAIN_WORKSPACE = "train workspace"
 class Sizes:
     """Block sizes of one configuration and model.
 
+    Args:
+        whole: whole sequences are trained too (`rollplex verify`).
+
     Raises:
         ModelError: a model folder that cannot be used.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, *, whole: bool = False) -> None:
         self._config = config
+        self.whole = whole
         self._stream = config.run.schedule == "stream"
         self.shape = read_shape(config.model.path)
         self.dtype = config.model.dtype
@@ -132,6 +139,15 @@ class Sizes:
             self._workspace(self._logits_bytes(len(responses) * self.copies, lengths), f"logits of suffix unit {unit}"),
         )
 
+    def whole_workspace(self, prompt: PromptSlot, responses: Responses) -> tuple[Want, Want]:
+        """Of one whole sequence, the group's longest: what its graph holds, and scratch for logits."""
+        longest = max(responses.lengths)
+        grids = [(m.frames, m.height, m.width) for m in prompt.media]
+        return (
+            self._workspace(self._whole_bytes(prompt.tokens + longest, grids), "graph of a whole sequence"),
+            self._workspace(self._whole_logits_bytes(longest), "logits of a whole sequence"),
+        )
+
     # --- upper bounds, over the checked data ----------------------------------------------------------------------
 
     def bounds(self, data: DataChecked) -> dict[str, int]:
@@ -160,10 +176,14 @@ class Sizes:
             for s in data.sources[1:]
         ]
         logits = self._logits_bytes(suffix_rows, full)
+        training = logits + max(self._suffix_bytes(suffix_rows, tokens, n) for n in (full, ragged))
+        if self.whole:
+            one = [(1, 2, width), grids[-1]] if grids else []
+            training = max(training, self._whole_bytes(tokens + longest, one) + self._whole_logits_bytes(longest))
         return {
             ROLLOUT_KV: max(rollouts),
             SCORE_WORKSPACE: logits,
-            TRAIN_WORKSPACE: logits + max(self._suffix_bytes(suffix_rows, tokens, n) for n in (full, ragged)),
+            TRAIN_WORKSPACE: training,
             Kind.REFERENCE_PREFIX_KV: kv_bytes(self.shape, rows=rows, tokens=tokens, dtype=self.dtype),
             Kind.PREFIX_ACTIVATIONS: self._activation_bytes(rows, tokens, grids),
             Kind.ACTOR_PREFIX_KV: kv_segment_bytes(self.shape, rows=rows, tokens=tokens, dtype=self.dtype),
@@ -204,6 +224,14 @@ class Sizes:
 
     def _logits_bytes(self, prompts: int, lengths: Sequence[int]) -> int:
         return logits_bytes(self.shape, rows=scored_rows(prompts, lengths), dtype=self.dtype)
+
+    def _whole_bytes(self, tokens: int, grids: Sequence[Grid]) -> int:
+        return whole_saved_bytes(
+            self.shape, tokens=tokens, grids=grids, freeze_vision=self._config.model.freeze_vision, dtype=self.dtype
+        )
+
+    def _whole_logits_bytes(self, longest: int) -> int:
+        return whole_logits_bytes(self.shape, rows=longest, dtype=self.dtype)
 
     def _prefix(self, kind: Kind, size_bytes: int, last: Phase, purpose: str) -> Want:
         return Want(
