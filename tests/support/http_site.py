@@ -11,7 +11,8 @@ from rollplex.journal.events import StopWhen
 from rollplex.protocol.common import Kind, Role
 from rollplex_coordinator.http.app import create_app
 from rollplex_coordinator.http.control import Control
-from rollplex_coordinator.http.server import Server, listen
+from rollplex_coordinator.http.listening import listen
+from rollplex_coordinator.http.server import Server
 from rollplex_coordinator.http.streams import StreamSettings
 from rollplex_coordinator.http.views import (
     BudgetView,

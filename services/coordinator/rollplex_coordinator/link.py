@@ -214,13 +214,19 @@ class Link:
         return self.call_many({role: make}, what, section_s, answer)[role]
 
     def call_many(
-        self, instructions: dict[Role, Callable[[int], Any]], what: str, section_s: float, answer: type[AnswerT]
+        self,
+        instructions: dict[Role, Callable[[int], Any]],
+        what: str,
+        section_s: float,
+        answer: type[AnswerT],
+        heard: Callable[[Peer], None] = lambda _: None,
     ) -> dict[Role, AnswerT]:
-        """`call` to several workers at once."""
+        """`call` to several workers at once; `heard` is told of each answer when it comes."""
         answers: dict[Role, AnswerT] = {}
 
         def keep(peer: Peer, message: AnswerT) -> None:
             answers[peer.role] = message
+            heard(peer)
 
         before = self._handlers.get(answer)
         self.on(answer, keep)

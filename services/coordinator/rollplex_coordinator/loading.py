@@ -8,6 +8,7 @@ A configuration that does not fit is refused between DataChecked and the first s
 from __future__ import annotations
 
 import logging
+import time
 
 from rollplex.config import wire
 from rollplex.errors import ModelError
@@ -19,6 +20,7 @@ from rollplex.protocol.prefix import LoadPrefix
 from rollplex.protocol.reward import OpenRewards, RewardsOpened
 from rollplex.protocol.rollout import LoadRollout
 from rollplex.protocol.trainer import LoadTrainer
+from rollplex_coordinator.hub import Peer
 from rollplex_coordinator.memory import Block, Memory, Want
 from rollplex_coordinator.node import Node
 from rollplex_coordinator.sizes import Sizes
@@ -32,7 +34,7 @@ def check_data(node: Node) -> DataChecked:
     Raises:
         WorkerFailed: carries the DataError that names the row.
     """
-    config = node.config
+    config, start_s = node.config, time.monotonic()
     data = node.link.call(
         Role.INPUT,
         lambda cause: OpenData(
@@ -57,6 +59,7 @@ def check_data(node: Node) -> DataChecked:
         )
         for why in source.rejected:
             log.warning("data %s: %s", source.name, why)
+    node.record.stage("data check", start_s)
     return data
 
 
@@ -66,7 +69,7 @@ def load_models(node: Node, memory: Memory, sizes: Sizes, data: DataChecked) -> 
     Raises:
         ModelError: a worker sees a parameter table of another size.
     """
-    config = node.config
+    config, start_s = node.config, time.monotonic()
     spec = wire.model_spec(config, table_hash=sizes.table.hash, never_sampled=data.never_sampled)
     actor = memory.now(standing(Kind.ACTOR_WEIGHTS, sizes.table.total_bytes, Role.TRAINER, Role.ROLLOUT))
     reference = (
@@ -78,6 +81,11 @@ def load_models(node: Node, memory: Memory, sizes: Sizes, data: DataChecked) -> 
     prefix_gradients = memory.now(standing(Kind.GRADIENTS, sizes.gradient_bytes, Role.PREFIX, Role.TRAINER))
     state = memory.now(standing(Kind.OPTIMIZER_STATE, sizes.optimizer_bytes, Role.TRAINER, Role.TRAINER))
     shared_reference = _ref(reference)
+
+    def loaded(peer: Peer) -> None:
+        node.record.append(ServiceReady(service=str(peer), role=peer.role, incarnation=peer.incarnation))
+        node.record.stage(f"load {peer.role}", start_s)
+
     answers = node.link.call_many(
         {
             Role.TRAINER: lambda cause: LoadTrainer(
@@ -104,17 +112,17 @@ def load_models(node: Node, memory: Memory, sizes: Sizes, data: DataChecked) -> 
         "load the model",
         config.deadlines.load_s,
         Loaded,
+        loaded,
     )
     for role, answer in answers.items():
         _check_loaded(role, answer, sizes)
-        peer = node.link.peers[role]
-        node.record.append(ServiceReady(service=str(peer), role=role, incarnation=peer.incarnation))
+    node.record.stage("load model", start_s)
     return answers
 
 
 def open_rewards(node: Node) -> None:
     """Have the reward child import the user's functions."""
-    config = node.config
+    config, start_s = node.config, time.monotonic()
     node.link.call(
         Role.REWARD,
         lambda cause: OpenRewards(
@@ -129,6 +137,8 @@ def open_rewards(node: Node) -> None:
         config.deadlines.load_s,
         RewardsOpened,
     )
+    if node.record.phase is Phase.LOAD:
+        node.record.stage("import rewards", start_s)
 
 
 def standing(kind: Kind, size_bytes: int, owner: Role, last_consumer: Role) -> Want:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Mapping, Sequence
 
 from rollplex.config.config import Config
 from rollplex.journal.events import ServiceDied, ServiceStarted
+from rollplex.journal.phases import Phase
 from rollplex.memory.segment import backend
 from rollplex.protocol.claim import Claim
 from rollplex.protocol.common import Device, Role
@@ -51,6 +53,8 @@ class Node:
         self.holder = Holder(backend("host"))
         self.supervisor = Supervisor(self.run_dir, config.run.threads, commands(config))
         self._options = options
+        self._starting: dict[Role, float] = {}
+        self._first_start_s = time.monotonic()
         welcome = Welcome(
             run_id=run_id,
             alive_every_s=ALIVE_EVERY_S,
@@ -70,6 +74,9 @@ class Node:
 
     def start(self, role: Role) -> None:
         """Start a child and expect it; or, for external workers, only expect it."""
+        if self.record.phase is Phase.LOAD:
+            self._starting[role] = time.monotonic()
+            self._first_start_s = min(self._starting.values())
         if self._options.external_workers and role in WORKERS:
             self.link.hub.expect(role, DEVICE, 1, exact=False)
             return
@@ -116,6 +123,10 @@ class Node:
         self.link.stop(StopRun(source="the end of the process that started it", exit_code=1))
 
     def _joined(self, peer: Peer) -> None:
+        if peer.role in self._starting:
+            self.record.stage(f"{peer.role} process", self._starting.pop(peer.role))
+            if not self._starting:
+                self.record.stage("processes", self._first_start_s)
         if self.supervisor.child(peer.role) is None:
             self.record.append(
                 ServiceStarted(

@@ -73,9 +73,9 @@ class Record:
         self.phase, self.phase_since_s = phase, now
         self.append(PhaseEntered(phase=phase.name, start_s=now, step=self.step))
 
-    def stage(self, name: str, start_s: float) -> None:
-        """A part of the start that began at `start_s` (CLOCK_MONOTONIC) is over."""
-        self.append(StageDone(name=name, start_s=start_s, end_s=time.monotonic()))
+    def stage(self, name: str, start_s: float, end_s: float | None = None) -> None:
+        """A part of the start that began at `start_s` (CLOCK_MONOTONIC) is over, now or since `end_s`."""
+        self.append(StageDone(name=name, start_s=start_s, end_s=time.monotonic() if end_s is None else end_s))
 
     def metrics(self, row: Mapping[str, object], completions: Iterable[Completion] = ()) -> None:
         """One line of metrics.jsonl, and what of its responses is kept.

@@ -10,12 +10,10 @@ a configuration that cannot run.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import secrets
 import signal
-import socket
 import sys
 import time
 
@@ -26,10 +24,11 @@ from rollplex.config.loading import dump, load
 from rollplex.config.wire import train_sampling
 from rollplex.data.order import rows_of_step
 from rollplex.errors import JournalError, RollplexError
-from rollplex.journal.events import Event, RunEnded, RunStarted, StopRequested, StopWhen
+from rollplex.journal.events import Event, RunEnded, StopRequested, StopWhen
 from rollplex.journal.phases import Phase
 from rollplex.protocol.claim import Claim, claim
 from rollplex.protocol.common import Role
+from rollplex_coordinator.api import Api
 from rollplex_coordinator.attempts import set_aside
 from rollplex_coordinator.budget import plan_memory
 from rollplex_coordinator.checkpointing import Checkpoints
@@ -38,9 +37,6 @@ from rollplex_coordinator.control import HTTP, CoreControl
 from rollplex_coordinator.evaluate import Evaluation
 from rollplex_coordinator.feed import Feed
 from rollplex_coordinator.gate import Gate
-from rollplex_coordinator.http.app import create_app
-from rollplex_coordinator.http.server import Server, listen
-from rollplex_coordinator.http.token import create_or_read
 from rollplex_coordinator.iteration import Iteration
 from rollplex_coordinator.ledger import Ledger
 from rollplex_coordinator.loading import check_data, load_models, open_rewards
@@ -49,8 +45,10 @@ from rollplex_coordinator.node import CHILDREN, DEVICE, WORKERS, Node
 from rollplex_coordinator.options import Options
 from rollplex_coordinator.progress import make_progress
 from rollplex_coordinator.sizes import Sizes
+from rollplex_coordinator.startup import process_start_s, run_started
 from rollplex_coordinator.stop import Signals, StopRun
 from rollplex_coordinator.telling import EXIT_ERROR, exit_code, log_to_terminal, say, told
+from rollplex_coordinator.verify.check import checked, choose_row, verify
 from rollplex_coordinator.work import Work
 
 MAX_RUN_NAME = 40
@@ -60,15 +58,17 @@ log = logging.getLogger("rollplex.coordinator")
 
 def run(options: Options, signals: Signals) -> int:
     """Run one coordinator to its end and return the process's exit code."""
+    entered_s = time.monotonic()
     log_to_terminal()
     try:
         config = load(options.config, options.overrides)
+        config = config if options.verify is None else checked(config)
         run_id = f"{config.run.name[:MAX_RUN_NAME]}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
         with claim(options.run_dir, run_id) as claimed:
             kept = set_aside(claimed.run_dir.path)
             if kept is not None:
                 say(f"rollplex: what an earlier run left is in {kept}")
-            return _Run(claimed, run_id, config, options, signals).main()
+            return _Run(claimed, run_id, config, options, signals, entered_s=entered_s).main()
     except RollplexError as error:
         say(f"error: {error}")
         return exit_code(error)
@@ -78,14 +78,19 @@ def run(options: Options, signals: Signals) -> int:
 
 
 class _Run:
-    def __init__(self, claimed: Claim, run_id: str, config: Config, options: Options, signals: Signals) -> None:
+    def __init__(
+        self, claimed: Claim, run_id: str, config: Config, options: Options, signals: Signals, *, entered_s: float
+    ) -> None:
+        self._entered_s = entered_s
         self._config = config
         self._options = options
         self._signals = signals
         wanted = config.run.iterations if options.iterations is None else options.iterations
-        if options.serve and options.iterations is None:
+        if (options.serve and options.iterations is None) or options.verify is not None:
             wanted = 0
-        listener = listen(config.http.host, config.http.port, allow_remote=config.http.allow_remote)
+        # A verification asks for no rewards.
+        self._roles = tuple(role for role in (*CHILDREN, *WORKERS) if role != Role.REWARD or options.verify is None)
+        self._api = Api(config.http, claimed.run_dir.path)
         self._node = Node(claimed, run_id, config, options, signals)
         self._work = Work(wanted, serve=options.serve)
         self._control = CoreControl(self._node, self._work)
@@ -93,11 +98,7 @@ class _Run:
         self._node.link.after_turn = self._after_turn
         self._checkpoints: Checkpoints | None = None
         self._evaluated: set[tuple[str, int]] = set()
-        run_dir = claimed.run_dir.path
-        token = create_or_read(run_dir / "token")
-        (run_dir / "config.yaml").write_text(dump(config), encoding="utf-8")
-        hosts = () if config.http.is_loopback else (config.http.host, socket.gethostname())
-        self._server = Server(create_app(self._control, run_dir / "journal.sqlite", token, hosts), listener)
+        (claimed.run_dir.path / "config.yaml").write_text(dump(config), encoding="utf-8")
 
     def main(self) -> int:
         """Everything between the claim and its release."""
@@ -130,7 +131,7 @@ class _Run:
         node.link.hub.unwatch_all()
         node.mailbox.close()
         try:
-            self._server.stop()
+            self._api.stop()
         except RollplexError as error:
             log.warning("%s", error)
         try:
@@ -166,29 +167,19 @@ class _Run:
 
     def _go_on(self) -> None:
         node, config = self._node, self._config
-        self._server.start()
-        run_dir = node.run_dir
-        (run_dir / "http.json").write_text(
-            f'{{"url": "{self._server.url}", "run": "{node.run_id}"}}\n', encoding="utf-8"
-        )
-        say(f"rollplex: run {node.run_id} in {run_dir}, API at {self._server.url} (token in {run_dir / 'token'})")
-        node.record.append(
-            RunStarted(
-                run=node.run_id,
-                pid=os.getpid(),
-                host=socket.gethostname(),
-                boot_id=_boot_id(),
-                seed=config.run.seed,
-                schedule=config.run.schedule,
-                share_prefix=config.run.share_prefix,
-                config_digest=hashlib.sha256(dump(config).encode()).hexdigest(),
-                iterations_wanted=self._work.wanted,
-            )
-        )
+        node.record.append(run_started(node.run_id, config, self._work.wanted))
+        node.record.stage("import", process_start_s(), self._entered_s)
         node.record.enter(Phase.LOAD)
-        for role in (*CHILDREN, *WORKERS):
+        for role in self._roles:
             node.start(role)
+        api_s = time.monotonic()
+        url = self._api.start(self._control, node.run_id)
+        say(f"rollplex: run {node.run_id} in {node.run_dir}, API at {url} (token in {node.run_dir / 'token'})")
+        node.record.stage("control API", api_s)
         context = self._load()
+        if self._options.verify is not None:
+            verify(context, node.holder, self._options.verify, self._options.config)
+            return
         checkpoints = self._checkpoints = Checkpoints(context)
         while not self._work.last:
             if self._work.iterate:
@@ -207,7 +198,11 @@ class _Run:
         node, config = self._node, self._config
         node.link.await_peers([Role.INPUT], config.deadlines.start_s)
         data = check_data(node)
-        sizes = Sizes(config)
+        plan_s = time.monotonic()
+        verification = self._options.verify
+        if verification is not None:
+            choose_row(data, verification.row)  # before anything is loaded
+        sizes = Sizes(config, whole=verification is not None)
         budget = budget_bytes(config, memory_limit_bytes())
         reservations = plan_memory(config, sizes, data, DEVICE, budget)
         ledger = Ledger({DEVICE: budget})
@@ -215,10 +210,12 @@ class _Run:
         for reservation in reservations:
             ledger.reserve(reservation)
         memory.enter(Phase.LOAD)
+        node.record.stage("memory plan", plan_s)
         self._control.memory = memory
-        node.link.await_peers((*WORKERS, *CHILDREN), config.deadlines.start_s)
+        node.link.await_peers(self._roles, config.deadlines.start_s)
         loaded = load_models(node, memory, sizes, data)
-        open_rewards(node)
+        if verification is None:
+            open_rewards(node)
         gate = Gate()
         for role in (Role.PREFIX, Role.ROLLOUT):
             gate.register_reader(role, on_policy=loaded[role].on_policy)
@@ -258,9 +255,7 @@ class _Run:
         context.record.step = None
 
     def _rows(self, context: Context, step: int) -> tuple[int, ...]:
-        source = next(s for s in context.data.sources if s.name == TRAIN)
-        good = source.num_rows if source.good_rows is None else source.good_rows
-        data = self._config.data
+        good, data = context.data.usable(TRAIN), self._config.data
         return rows_of_step(step, data.prompts_per_iteration, good, seed=self._config.run.seed, shuffle=data.shuffle)
 
     def _evaluate(self, context: Context, *, step: int, last: bool) -> None:
@@ -286,8 +281,3 @@ class _Run:
             child = self._node.supervisor.child(role)
             if child is not None and child.process.poll() is None:
                 os.kill(child.pid, signal.SIGKILL)
-
-
-def _boot_id() -> str:
-    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:  # noqa: PTH123 - one line of the kernel's
-        return file.read().strip()

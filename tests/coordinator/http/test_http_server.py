@@ -12,7 +12,8 @@ import pytest
 
 from rollplex.errors import ConfigError, WaitError
 from rollplex.journal.events import IterationStarted
-from rollplex_coordinator.http.server import Server, listen
+from rollplex_coordinator.http.listening import listen
+from rollplex_coordinator.http.server import Server
 from support.http_site import Site
 
 MakeSite = Callable[..., "Site"]

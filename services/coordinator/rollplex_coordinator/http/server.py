@@ -1,17 +1,16 @@
-"""uvicorn in a thread of its own, on a socket that was bound before anything else was done.
+"""uvicorn in a thread of its own, on a socket that was bound before anything else was done (`listening`).
 
     core's thread ──start──► HTTP thread: event loop ──sync routes──► worker threads ──Control──► core's mailbox
     start  waits for: the loop to accept           unblocked by: that, the thread's end, the deadline
     stop   waits for: requests and streams to end  unblocked by: that, uvicorn's patience, the deadline
 
-Owns socket and thread. Installs no signal handler (uvicorn does so in the main thread only) and writes nothing to
-stdout; errors go to `logging`. The thread is a daemon: it never keeps a process alive.
+Owns the thread, and the socket once it has it. Installs no signal handler (uvicorn does so in the main thread only) and
+writes nothing to stdout; errors go to `logging`. The thread is a daemon: it never keeps a process alive.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import socket
 import threading
@@ -20,53 +19,15 @@ import time
 import uvicorn
 from fastapi import FastAPI
 
-from rollplex.errors import ConfigError, WaitError
+from rollplex.errors import WaitError
 from rollplex_coordinator.http.deps import parts_of
-from rollplex_coordinator.http.port import listening_process
 
-BACKLOG = 128
 MAX_REQUESTS = 256
 PATIENCE_S = 1
 """After a stop: how long requests and streams may go on before they are cancelled."""
 _POLL_S = 0.01
 
 _log = logging.getLogger(__name__)
-
-
-def listen(host: str, port: int, *, allow_remote: bool = False) -> socket.socket:
-    """A listening socket on `host` and `port` (0: any free one; `getsockname` says which).
-
-    Listens at once: two sockets that are only bound could share a port.
-
-    Raises:
-        ConfigError: the port is taken (names by whom, where that can be seen), or the address is not this machine's,
-            or other machines can reach it and `allow_remote` is False.
-    """
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        if not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback and not allow_remote:
-            raise ConfigError(
-                "the control API would be open to other machines",
-                got=f"http.host {host}",
-                needed="a loopback address, or http.allow_remote: true",
-                do="Keep 127.0.0.1 and use an SSH tunnel; the token travels in clear text.",
-            )
-        listener = socket.socket(family, kind, protocol)
-    except (OSError, UnicodeError) as error:
-        raise ConfigError("http.host is no address of this machine", got=f"{host}: {error}") from error
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise ConfigError(
-            f"the control API cannot listen on {host}, port {port}",
-            got=f"{error.strerror}{listening_process(port)}",
-            needed="a free port of this machine",
-            do="Stop the other program, or set http.port to another one, or to 0 for any.",
-        ) from error
-    return listener
 
 
 class _Uvicorn(uvicorn.Server):
