@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from rollplex.config import Config
 from rollplex.errors import ModelError
-from rollplex.journal.events import LeaseGranted, ServiceReady
+from rollplex.journal.events import LeaseGranted, ServiceReady, StageDone
 from rollplex.journal.phases import Phase
 from rollplex.memory.segment import backend
 from rollplex.protocol.common import ErrorReport, Failed, Kind, Loaded, Role
@@ -104,6 +104,10 @@ def test_all_workers_map_one_copy_of_the_weights_and_the_trainer_sees_both_arena
     )
     ready = [event for event in loading.journal.events if isinstance(event, ServiceReady)]
     assert {event.service for event in ready} == {"trainer[0:0]", "prefix[0:0]", "rollout[0:0]"}
+    *roles, whole = [event for event in loading.journal.events if isinstance(event, StageDone)]
+    assert {event.name for event in roles} == {"load trainer", "load prefix", "load rollout"}
+    assert whole.name == "load model"
+    assert all(event.start_s == roles[0].start_s <= event.end_s <= whole.end_s for event in roles)
 
 
 def test_what_is_loaded_stays_to_the_end(make_loading: Callable[..., Loading]) -> None:

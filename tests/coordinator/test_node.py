@@ -104,6 +104,19 @@ def test_a_child_that_is_started_is_let_in_and_journalled_with_its_log(make_node
     assert (started.pid, started.log_path) == (child.pid, str(child.log_path))
 
 
+def test_how_long_the_processes_took_to_join_is_journalled_for_the_start_of_the_run_only(make_node: MakeNode) -> None:
+    node = make_node()
+    node.record.enter(Phase.LOAD)
+    join(node)
+    node.record.enter(Phase.IDLE)
+    node.stop_child(Role.ROLLOUT)
+    join(node)
+    node.record.journal.flush()
+    one, both = journalled(node, events.StageDone)
+    assert (one.name, both.name) == ("rollout process", "processes")
+    assert both.start_s <= one.start_s <= one.end_s <= both.end_s
+
+
 def test_a_child_that_ends_before_it_joins_is_a_death_with_its_exit_code_and_its_log(make_node: MakeNode) -> None:
     node = make_node("raise SystemExit(5)")
     node.record.enter(Phase.LOAD)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollplex.data.order import batches, permutation, rows_of_step
+from rollplex.data.order import batches, epochs, permutation, rows_of_step
 from rollplex.errors import ConfigError
 
 
@@ -14,6 +14,13 @@ def test_an_epoch_goes_through_all_rows_once() -> None:
     rows = [row for step in range(5) for row in rows_of_step(step, 4, 20, seed=3, shuffle=True)]
     assert sorted(rows) == list(range(20))
     assert rows != sorted(rows)
+
+
+def test_epochs_are_whole_where_all_rows_were_seen() -> None:
+    assert [epochs(steps, 4, 20, shuffle=True) for steps in (0, 1, 5, 7)] == [0.0, 0.2, 1.0, 1.4]
+    assert epochs(5, 4, 22, shuffle=True) == 1.0  # two rows fill no step
+    assert epochs(11, 4, 22, shuffle=False) == 2.0
+    assert epochs(3, 2, (0, 4, 5, 9), shuffle=False) == 1.5
 
 
 def test_each_epoch_and_each_seed_has_its_own_order() -> None:
