@@ -142,13 +142,20 @@ def test_a_wrong_command_line_is_explained_and_code_two(
 
 def test_the_surface_of_the_command_line_is_the_known_one(capsys: pytest.CaptureFixture[str]) -> None:
     options: dict[str, set[str]] = {}
-    for command in ("up", "demo"):
-        assert run([command, "--help"]) == 0
+    for command in ("up", "demo", "status", "start", "stop", "down", "logs", "runs", "config show"):
+        assert run([*command.split(), "--help"]) == 0
         words = capsys.readouterr().out.replace(",", " ").split()
-        options[command] = {word for word in words if word.startswith("--")}
+        options[command] = {word for word in words if word.startswith("--")} - {"--help"}
     assert options == {
-        "up": {"--iterations", "--set", "--run-dir", "--serve", "--help"},
-        "demo": {"--quick", "--dir", "--help"},
+        "up": {"--iterations", "--set", "--run-dir", "--serve", "--dry-run"},
+        "demo": {"--quick", "--dir"},
+        "status": {"--json", "--watch"},
+        "start": {"--run"},
+        "stop": {"--run", "--now", "--stay", "--wait"},
+        "down": {"--run", "--all", "--grace"},
+        "logs": {"--run", "--follow", "--lines"},
+        "runs": {"--json"},
+        "config show": {"--set"},
     }
 
 

@@ -24,10 +24,11 @@ def test_only_configuration_and_run_directory_must_be_given() -> None:
 
 
 def test_every_option_is_read() -> None:
-    argv = [*GIVEN, "--iterations", "3", "--serve", "--external-workers", "--die-with-parent"]
+    argv = [*GIVEN, "--iterations", "3", "--serve", "--external-workers", "--die-with-parent", "--dry-run"]
     options = parse_options([*argv, "--set", "run.seed=1", "--set", "model.dtype=bfloat16"])
     assert (options.iterations, options.serve, options.external_workers, options.die_with_parent) == (3, *[True] * 3)
     assert options.overrides == ("run.seed=1", "model.dtype=bfloat16")
+    assert options.dry_run
 
 
 @pytest.mark.parametrize(

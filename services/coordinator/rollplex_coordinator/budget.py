@@ -25,10 +25,7 @@ def plan_memory(
     """Check that everything fits in turn.
 
     Args:
-        config: of the run.
-        sizes: of its blocks.
-        data: what the check of the data counted.
-        device: where all of it lives.
+        config, sizes, data, device: as `planned_blocks` takes them.
         budget_bytes: what leases may take: the budget without `memory.overhead` (`rollplex.config.host.budget_bytes`).
 
     Returns:
@@ -38,6 +35,36 @@ def plan_memory(
         BudgetError: even one prefix unit at a time does not fit; shows the table.
     """
     bounds = sizes.bounds(data)
+    check_fits(planned_blocks(config, sizes, data, device), {device: budget_bytes}, config.memory.overhead)
+    return tuple(
+        Reservation(name=name, device=device, size_bytes=bounds[name], phases=phases)
+        for name, _, _, phases in _reserved(config)
+    )
+
+
+def planned_blocks(config: Config, sizes: Sizes, data: DataChecked, device: Device) -> list[PlannedBlock]:
+    """Every block that the configuration will ask for, as large as it can become.
+
+    Args:
+        config: of the run.
+        sizes: of its blocks.
+        data: what the check of the data counted.
+        device: where all of it lives.
+    """
+    bounds = sizes.bounds(data)
+    blocks = [
+        PlannedBlock(device=device, kind=kind, owner=owner, purpose=purpose, size_bytes=size, phases=ALWAYS)
+        for kind, owner, purpose, size in _standing(config, sizes, bounds[Kind.INPUTS])
+    ]
+    blocks += [
+        PlannedBlock(device=device, kind=kind, owner=owner, purpose=name, size_bytes=bounds[name], phases=phases)
+        for name, kind, owner, phases in _reserved(config)
+    ]
+    return blocks + _units(config, device, bounds)
+
+
+def _reserved(config: Config) -> list[tuple[str, Kind, Role, frozenset[Phase]]]:
+    """Private blocks without which work cannot go on: name, kind, owner, phases."""
     stream = config.run.schedule == "stream"
     score = frozenset({Phase.ROLLOUT, Phase.SCORE} if stream else {Phase.SCORE})
     reserved = [
@@ -46,19 +73,7 @@ def plan_memory(
     ]
     if config.needs_reference:
         reserved.append((SCORE_WORKSPACE, Kind.WORKSPACE, Role.PREFIX, score))
-    blocks = [
-        PlannedBlock(device=device, kind=kind, owner=owner, purpose=purpose, size_bytes=size, phases=ALWAYS)
-        for kind, owner, purpose, size in _standing(config, sizes, bounds[Kind.INPUTS])
-    ]
-    blocks += [
-        PlannedBlock(device=device, kind=kind, owner=owner, purpose=name, size_bytes=bounds[name], phases=phases)
-        for name, kind, owner, phases in reserved
-    ]
-    blocks += _units(config, device, bounds)
-    check_fits(blocks, {device: budget_bytes}, config.memory.overhead)
-    return tuple(
-        Reservation(name=name, device=device, size_bytes=bounds[name], phases=phases) for name, _, _, phases in reserved
-    )
+    return reserved
 
 
 def _standing(config: Config, sizes: Sizes, inputs_bytes: int) -> list[tuple[Kind, str, str, int]]:

@@ -27,7 +27,7 @@ class Options(Struct, frozen=True, kw_only=True):
 
     iterations: how many to run before the end; None takes the configuration's. serve: stay idle afterwards, for HTTP.
     external_workers: rollout, prefix and trainer are started by somebody else (compose). die_with_parent: end when the
-    process that started this one does.
+    process that started this one does. dry_run: check what can be checked without the model, say what would run, end.
     """
 
     config: Path
@@ -37,6 +37,7 @@ class Options(Struct, frozen=True, kw_only=True):
     external_workers: bool
     die_with_parent: bool
     overrides: tuple[str, ...] = ()
+    dry_run: bool = False
     verify: VerifyOptions | None = None
 
 
@@ -49,6 +50,7 @@ def parse_options(argv: Sequence[str] | None = None) -> Options:
     parser.add_argument("--serve", action="store_true", help="wait for HTTP instead of ending when there is no work")
     parser.add_argument("--external-workers", action="store_true", help="rollout, prefix, trainer start by themselves")
     parser.add_argument("--die-with-parent", action="store_true", help="end when the starting process ends")
+    parser.add_argument("--dry-run", action="store_true", help="check configuration, data, rewards, memory; then end")
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="A.B=V", help="override a key")
     verify = parser.add_argument_group("verification", "instead of iterations")
     verify.add_argument("--verify", type=Path, metavar="REPORT", help="compute one group in several ways, write this")
@@ -68,6 +70,7 @@ def parse_options(argv: Sequence[str] | None = None) -> Options:
         external_workers=args.external_workers,
         die_with_parent=args.die_with_parent,
         overrides=tuple(args.overrides),
+        dry_run=args.dry_run,
         verify=_verify_options(args),
     )
 

@@ -34,6 +34,7 @@ from rollplex_coordinator.budget import plan_memory
 from rollplex_coordinator.checkpointing import Checkpoints
 from rollplex_coordinator.context import Context
 from rollplex_coordinator.control import HTTP, CoreControl
+from rollplex_coordinator.dry_run import dry_run
 from rollplex_coordinator.evaluate import Evaluation
 from rollplex_coordinator.feed import Feed
 from rollplex_coordinator.gate import Gate
@@ -43,7 +44,7 @@ from rollplex_coordinator.loading import check_data, load_models, open_rewards
 from rollplex_coordinator.memory import Memory
 from rollplex_coordinator.node import CHILDREN, DEVICE, WORKERS, Node
 from rollplex_coordinator.options import Options
-from rollplex_coordinator.progress import make_progress
+from rollplex_coordinator.progress import Progress, make_progress
 from rollplex_coordinator.sizes import Sizes
 from rollplex_coordinator.startup import process_start_s, run_started
 from rollplex_coordinator.stop import Signals, StopRun
@@ -94,7 +95,7 @@ class _Run:
         self._node = Node(claimed, run_id, config, options, signals)
         self._work = Work(wanted, serve=options.serve)
         self._control = CoreControl(self._node, self._work)
-        self._progress = make_progress(sys.stderr, self._control.look)
+        self._progress = Progress() if options.dry_run else make_progress(sys.stderr, self._control.look)
         self._node.link.after_turn = self._after_turn
         self._checkpoints: Checkpoints | None = None
         self._evaluated: set[tuple[str, int]] = set()
@@ -106,7 +107,7 @@ class _Run:
         reason, code = "done", 0
         try:
             self._live()
-            say(f"rollplex: done, {self._so_far()}")
+            say("rollplex: it can run" if self._options.dry_run else f"rollplex: done, {self._so_far()}")
         except StopRun as stop:
             reason, code = str(stop), stop.exit_code
             if stop.source != HTTP:
@@ -167,6 +168,9 @@ class _Run:
 
     def _go_on(self) -> None:
         node, config = self._node, self._config
+        if self._options.dry_run:
+            dry_run(node, self._work.wanted, memory_limit_bytes())
+            return
         node.record.append(run_started(node.run_id, config, self._work.wanted))
         node.record.stage("import", process_start_s(), self._entered_s)
         node.record.enter(Phase.LOAD)

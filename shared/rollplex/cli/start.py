@@ -76,7 +76,12 @@ def fresh(folder: Path, name: str) -> Path:
 
 
 def coordinator_command(
-    prepared: Prepared, *, iterations: int | None = None, serve: bool = False, die_with_parent: bool = False
+    prepared: Prepared,
+    *,
+    iterations: int | None = None,
+    serve: bool = False,
+    die_with_parent: bool = False,
+    dry_run: bool = False,
 ) -> list[str]:
     """The command line of the coordinator for a prepared run."""
     command = [sys.executable, "-m", "rollplex_coordinator"]
@@ -87,6 +92,8 @@ def coordinator_command(
         command.append("--serve")
     if die_with_parent:
         command.append("--die-with-parent")
+    if dry_run:
+        command.append("--dry-run")
     return command
 
 

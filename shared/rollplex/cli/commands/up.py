@@ -12,6 +12,7 @@ from rollplex.config.environment import read_environment
 
 def up(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the run.")],
+    *,
     iterations: Annotated[
         int | None,
         typer.Option(min=1, metavar="N", help="Stop after N iterations. Default: run.iterations; when serving, none."),
@@ -25,8 +26,17 @@ def up(
     serve: Annotated[
         bool, typer.Option("--serve", help="Stay up and wait for the control API (POST /iterations).")
     ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Check configuration, data, rewards and memory without a model, and end."),
+    ] = False,
 ) -> None:
     """Start a node and run the iterations of CONFIG."""
+    if dry_run:
+        from rollplex.cli import dry_run as dry  # noqa: PLC0415 - help stays quick
+        from rollplex.cli.output import say  # noqa: PLC0415
+
+        raise typer.Exit(dry.dry_run(config, set_ or [], run_dir, iterations=iterations, serve=serve, say=say))
     from rollplex.cli.start import become, coordinator_command, prepare  # noqa: PLC0415 - help stays quick
 
     prepared = prepare(config, set_ or [], run_dir, read_environment().runs_dir)

@@ -1,0 +1,82 @@
+"""What `rollplex up --dry-run` does: all that is checked before a model is loaded, and a report of what would run.
+
+    children ─► data check ─► reward functions imported ─► memory plan ─► report on the standard output
+
+Owns the words of the report. Refusals are those of a real run: the same functions check.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+from rollplex.config.config import Config
+from rollplex.config.host import budget_bytes, less_overhead
+from rollplex.journal.phases import Phase
+from rollplex.protocol.inputs import DataChecked
+from rollplex_coordinator.budget import plan_memory, planned_blocks
+from rollplex_coordinator.loading import check_data, open_rewards
+from rollplex_coordinator.node import CHILDREN, DEVICE, Node
+from rollplex_coordinator.peaks import peaks_table, plan_peak
+from rollplex_coordinator.sizes import Sizes
+
+
+def dry_run(node: Node, wanted: int, limit_bytes: int) -> None:
+    """Check, and write the report.
+
+    Args:
+        wanted: iterations that would run.
+        limit_bytes: of memory, as `rollplex.config.host.memory_limit_bytes` says.
+
+    Raises:
+        RollplexError: as a real run that cannot start.
+    """
+    config = node.config
+    node.record.enter(Phase.LOAD)
+    for role in CHILDREN:
+        node.start(role)
+    node.link.await_peers(CHILDREN, config.deadlines.start_s)
+    data = check_data(node)
+    open_rewards(node)
+    budget = budget_bytes(config, limit_bytes)
+    sizes = Sizes(config)
+    plan_memory(config, sizes, data, DEVICE, budget)
+    lines = [f"{label:<14} {text}" for label, text in report(config, data, wanted)]
+    blocks = planned_blocks(config, sizes, data, DEVICE)
+    (peaks,) = plan_peak(blocks)
+    whole = less_overhead(budget + config.memory.overhead, config.memory.overhead)
+    needs = f"at least {_mib(peaks.minimum_bytes)}, and with {_mib(peaks.ample_bytes)} nothing waits"
+    lines.append(f"{'memory':<14} {needs}; leases may take {_mib(budget)} ({whole})")
+    lines += ["", f"predicted bytes in each phase, {peaks_table(blocks, {DEVICE: budget})}"]
+    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.flush()
+
+
+def _mib(size_bytes: int) -> str:
+    return f"{size_bytes / 2**20:,.1f} MiB"
+
+
+def report(config: Config, data: DataChecked, wanted: int) -> Iterator[tuple[str, str]]:
+    """What would run: a label and a text for each line."""
+    run, rollout = config.run, config.rollout
+    yield "run", f"{run.name}: {f'{wanted} iterations' if wanted else 'waits for `rollplex start N`'}"
+    shared = "once per prompt" if run.share_prefix else "once per response (run.share_prefix: false)"
+    yield "schedule", f"{run.schedule}; prefixes are computed {shared}"
+    yield "model", f"{config.model.path}, {config.model.dtype}"
+    reference = f"yes, algorithm.beta {config.algorithm.beta:g}" if config.needs_reference else "no, algorithm.beta 0"
+    yield "reference", reference
+    prompts = config.data.prompts_per_iteration
+    tokens = f"{rollout.group_size} responses each, of at most {rollout.max_new_tokens} tokens"
+    yield "iteration", f"{prompts} prompts, {tokens}"
+    units = f"{config.decode_prompts} decoded, {config.prefix_prompts} prefixes, {config.suffix_prompts} suffixes"
+    yield "batching", f"prompts that are computed together: {units}"
+    for source in data.sources:
+        rejected = f", {len(source.rejected)} rejected" if source.rejected else ""
+        text = f"{source.name}: {source.num_rows} rows{rejected}, prompts of at most {source.max_prompt_tokens} tokens"
+        yield "data", text
+    yield "rewards", ", ".join(function.name for function in config.rewards.functions) + ": imported"
+    for section in config.eval:
+        often = f"every {section.every} iterations and at the end" if section.every else "at the end"
+        yield "evaluation", f"{section.name}: {often}"
+    every = f"every {config.checkpoint.every} iterations and at the end" if config.checkpoint.every else "at the end"
+    yield "checkpoints", f"{every}; the newest {config.checkpoint.keep} are kept"
