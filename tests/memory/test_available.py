@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rollplex.errors import SegmentError
-from rollplex.memory.available import available_bytes
+from rollplex.memory.available import Headroom, available_bytes
 
 GIB = 2**30
 
@@ -73,3 +73,27 @@ def test_a_machine_that_says_nothing_is_an_error(tmp_path: Path) -> None:
 
 def test_this_machine_has_some_memory_left() -> None:
     assert available_bytes() > 2**20
+
+
+def test_small_requests_ask_the_machine_once_a_second_and_count_down_meanwhile() -> None:
+    asked, now, free = [], [100.0], [1600]
+
+    def read() -> int:
+        asked.append(now[0])
+        return free[0]
+
+    headroom = Headroom(read, lambda: now[0])
+    assert [headroom.left(100), headroom.left(90), headroom.left(80)] == [1600, 1500, 1410]
+    assert asked == [100.0]
+    free[0] = 1000
+    assert headroom.left(84) == 1000, "more than a sixteenth of the 1330 that are left"
+    now[0] = 101.5
+    free[0] = 5000
+    assert headroom.left(1) == 5000
+    assert asked == [100.0, 100.0, 101.5]
+
+
+def test_where_little_is_left_every_request_asks() -> None:
+    answers = [50, 40, 7]
+    headroom = Headroom(lambda: answers.pop(0), lambda: 0.0)
+    assert [headroom.left(10), headroom.left(10), headroom.left(10)] == [50, 40, 7]

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from rollplex.errors import SegmentError
+from rollplex.memory.available import Headroom
 from rollplex.memory.host import SEALS, HostBackend
 
 SIZE_BYTES = 10_000
@@ -135,11 +136,11 @@ def test_no_space_is_a_segment_error_and_leaves_no_descriptor(
 
 
 def test_more_than_is_available_is_refused_before_the_kernel_is_asked(
-    memory: HostBackend, monkeypatch: pytest.MonkeyPatch, open_fds: Callable[[], set[str]]
+    monkeypatch: pytest.MonkeyPatch, open_fds: Callable[[], set[str]]
 ) -> None:
     before = open_fds()
     monkeypatch.setattr("os.posix_fallocate", None)
-    monkeypatch.setattr("rollplex.memory.host.available_bytes", lambda: SIZE_BYTES - 1)
+    memory = HostBackend(Headroom(lambda: SIZE_BYTES - 1))
     with pytest.raises(SegmentError, match="too little memory") as caught:
         memory.create(SIZE_BYTES, "weights")
     assert caught.value.got == "10000 bytes asked for (weights)"

@@ -21,6 +21,7 @@ from rollplex_coordinator.feed import StepInputs
 from rollplex_coordinator.gathered import Gathered
 from rollplex_coordinator.plan import plan_step
 from rollplex_coordinator.schedule import Mode, Schedule
+from rollplex_coordinator.spread import mean_std
 from rollplex_coordinator.step import TrainStep
 from rollplex_coordinator.update import Update
 
@@ -126,8 +127,9 @@ def _reward_metrics(c: Context, gathered: Gathered) -> dict[str, float]:
     metrics: dict[str, float] = {"skipped_groups": float(len(gathered.skipped))}
     for index, name in enumerate(names):
         values = [v for group in sorted(gathered.by_function) for v in _finite(gathered.by_function[group][index])]
-        metrics[f"rewards/{name}/mean"] = statistics.fmean(values) if values else math.nan
-        metrics[f"rewards/{name}/std"] = statistics.stdev(values) if len(values) > 1 else 0.0
+        mean, std = mean_std(values) if values else (math.nan, 0.0)
+        metrics[f"rewards/{name}/mean"] = mean
+        metrics[f"rewards/{name}/std"] = std
     lengths = [n for group in sorted(gathered.responses) for n in gathered.responses[group].lengths]
     stopped = [s for group in sorted(gathered.stopped) for s in gathered.stopped[group]]
     metrics |= _lengths("length", lengths)

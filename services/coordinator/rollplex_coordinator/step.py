@@ -7,7 +7,6 @@ Owns the hand-over between schedule, orders and what has been gathered. Decides 
 from __future__ import annotations
 
 import math
-import statistics
 import struct
 from collections import deque
 from collections.abc import Iterable
@@ -40,6 +39,7 @@ from rollplex_coordinator.schedule import (
     Score,
     Train,
 )
+from rollplex_coordinator.spread import mean_std
 
 _Timed: TypeAlias = UnitGenerated | PrefixReady | SuffixScored | SuffixTrained | PrefixBackwardDone
 
@@ -249,6 +249,4 @@ class TrainStep:
 def _mean_std(rewards: bytes) -> tuple[float | None, float | None]:
     """Mean and (sample) standard deviation of the rewards that are there; NaN is an abstention."""
     values = [value for (value,) in struct.iter_unpack("<d", rewards) if math.isfinite(value)]
-    if not values:
-        return None, None
-    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+    return mean_std(values) if values else (None, None)

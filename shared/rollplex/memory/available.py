@@ -6,11 +6,16 @@ that is swapped out is not worth having).
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from rollplex.errors import SegmentError
 
 _UNLIMITED = 2**60
+_FRESH_S = 1.0
+_LITTLE = 16
+"""A request for less than this part of what is left is little."""
 
 
 def available_bytes(root: Path = Path("/")) -> int:
@@ -25,6 +30,33 @@ def available_bytes(root: Path = Path("/")) -> int:
         SegmentError: /proc/meminfo cannot be read.
     """
     return max(0, min(_machine(root), *(_cgroup(folder) for folder in _cgroups(root))))
+
+
+class Headroom:
+    """What is available, without asking the kernel for every small segment (some ten files each time).
+
+    Between two answers of the kernel it counts down what it let through; what others take meanwhile it learns a second
+    later, or with the next request that is not little.
+    """
+
+    def __init__(self, read: Callable[[], int] = available_bytes, clock: Callable[[], float] = time.monotonic) -> None:
+        self._read = read
+        self._clock = clock
+        self._left = 0
+        self._read_s = -_FRESH_S
+
+    def left(self, wanted_bytes: int) -> int:
+        """Bytes that can still be given, before `wanted_bytes` is; if that fits, it counts as given.
+
+        Raises:
+            SegmentError: as `available_bytes`.
+        """
+        now = self._clock()
+        if now - self._read_s >= _FRESH_S or wanted_bytes > self._left // _LITTLE:
+            self._left, self._read_s = self._read(), now
+        left = self._left
+        self._left = max(0, left - wanted_bytes)
+        return left
 
 
 def _machine(root: Path) -> int:

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from rollplex.errors import SegmentError
-from rollplex.memory.available import available_bytes
+from rollplex.memory.available import Headroom
 
 SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _WRITE_SEALS: Final = {fcntl.F_SEAL_WRITE: "WRITE", 0x0010: "FUTURE_WRITE"}
@@ -111,6 +111,9 @@ class HostBackend:
 
     name = "host"
 
+    def __init__(self, headroom: Headroom | None = None) -> None:
+        self._headroom = headroom or Headroom()
+
     def create(self, size_bytes: int, name: str) -> int:
         _check_request(size_bytes, name)
         try:
@@ -118,7 +121,7 @@ class HostBackend:
         except OSError as error:
             raise _not_made(size_bytes, name, error) from error
         try:
-            _check_available(size_bytes, name)
+            self._check_available(size_bytes, name)
             os.posix_fallocate(fd, 0, size_bytes)
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
         except BaseException as error:
@@ -127,6 +130,17 @@ class HostBackend:
                 raise _not_made(size_bytes, name, error) from error
             raise
         return fd
+
+    def _check_available(self, size_bytes: int, name: str) -> None:
+        """Asked before the kernel is, whose answer might be the OOM killer."""
+        available = self._headroom.left(size_bytes)
+        if size_bytes > available:
+            raise SegmentError(
+                "The machine has too little memory for a segment",
+                got=f"{size_bytes} bytes asked for ({name})",
+                needed=f"at most the {available} bytes that are available",
+                do="Lower the memory budget, or free memory on this machine.",
+            )
 
     def size(self, fd: int) -> int:
         try:
@@ -174,18 +188,6 @@ def _check_request(size_bytes: int, name: str) -> None:
         raise SegmentError("A segment cannot have this size", got=f"{size_bytes} bytes", needed="1 byte or more")
     if not name or "\0" in name or len(name.encode()) > _MAX_NAME_BYTES:
         raise SegmentError("A segment cannot have this name", got=repr(name), needed=f"1 to {_MAX_NAME_BYTES} bytes")
-
-
-def _check_available(size_bytes: int, name: str) -> None:
-    """Asked before the kernel is, whose answer might be the OOM killer."""
-    available = available_bytes()
-    if size_bytes > available:
-        raise SegmentError(
-            "The machine has too little memory for a segment",
-            got=f"{size_bytes} bytes asked for ({name})",
-            needed=f"at most the {available} bytes that are available",
-            do="Lower the memory budget, or free memory on this machine.",
-        )
 
 
 def _not_made(size_bytes: int, name: str, error: OSError) -> SegmentError:
