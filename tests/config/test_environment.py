@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 import rollplex
 from rollplex.config.environment import child_environment, read_environment
 
@@ -13,6 +15,26 @@ def test_runs_go_into_the_current_folder_unless_told_otherwise() -> None:
     assert read_environment({}).runs_dir == Path("runs")
     assert read_environment({"ROLLPLEX_RUNS_DIR": ""}).runs_dir == Path("runs")
     assert read_environment({"ROLLPLEX_RUNS_DIR": "/x"}).runs_dir == Path("/x")
+
+
+@pytest.mark.parametrize(
+    ("variables", "can"),
+    [
+        ({"TERM": "xterm"}, True),
+        ({}, False),
+        ({"TERM": ""}, False),
+        ({"TERM": "dumb"}, False),
+        ({"TERM": "xterm", "TTY_COMPATIBLE": "0"}, False),
+    ],
+)
+def test_a_terminal_can_be_drawn_on_unless_it_says_otherwise(variables: dict[str, str], can: bool) -> None:
+    assert read_environment(variables).can_draw is can
+
+
+def test_home_and_what_a_report_shows() -> None:
+    found = read_environment({"HOME": "/h", "OMP_NUM_THREADS": "1", "SECRET_TOKEN": "x"})
+    assert (found.home, found.shown) == (Path("/h"), {"OMP_NUM_THREADS": "1"})
+    assert read_environment({}).home is None
 
 
 def test_a_child_gets_our_environment_with_its_threads_and_without_a_model_hub() -> None:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TextIO
 
+from rollplex.config.environment import read_environment
 from rollplex.terminal.view import View
 
 if TYPE_CHECKING:
@@ -65,13 +66,8 @@ class Screen:
 
 
 def can_draw(stream: TextIO) -> bool:
-    """Whether the stream is a terminal whose lines can be drawn over (TERM says "dumb" of those that cannot)."""
-    if not stream.isatty():
-        return False
-    from rich.console import Console  # noqa: PLC0415 - not for what is not a terminal
-
-    console = Console(file=stream)
-    return console.is_terminal and not console.is_dumb_terminal
+    """Whether the stream is a terminal whose lines can be drawn over."""
+    return stream.isatty() and read_environment().can_draw
 
 
 def _begin(stream: TextIO) -> Live:
