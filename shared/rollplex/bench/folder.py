@@ -175,7 +175,8 @@ def write_whole(file: Path, content: bytes) -> None:
 
 
 def _name(mode: Mode, repeat: int) -> str:
-    return f"{repeat + 1}-{mode.schedule}-{mode.prefix}"
+    """Short: paths of sockets are limited."""
+    return f"{repeat + 1}-{mode.schedule}-{'repl' if mode.prefix == 'replicated' else mode.prefix}"
 
 
 def _flat(value: object, path: str = "") -> dict[str, object]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from rollplex.bench.measure import measure, read_metrics
 from rollplex.bench.rows import Mode, Row
 from rollplex.cli.child import run_child
 from rollplex.cli.signals import EXIT_INTERRUPTED
-from rollplex.cli.start import coordinator_command, prepare
+from rollplex.cli.start import Prepared, coordinator_command, prepare
 from rollplex.config.environment import child_environment
 from rollplex.errors import ConfigError, RollplexError
 
@@ -53,8 +53,17 @@ class Job:
     log: Path
 
 
-def run_row(job: Job) -> Row:
+def start_command(prepared: Prepared, iterations: int) -> list[str]:
+    """How a row's coordinator is started."""
+    return coordinator_command(prepared, iterations=iterations, die_with_parent=True)
+
+
+def run_row(job: Job, *, command: Callable[[Prepared, int], list[str]] = start_command) -> Row:
     """Start a node, wait for its end, and measure what it left. Its checkpoint is removed: a bench keeps digests.
+
+    Args:
+        job: the row.
+        command: how the coordinator is started.
 
     Raises:
         StoppedError: it was interrupted or told to end.
@@ -67,7 +76,7 @@ def run_row(job: Job) -> Row:
     started, start_s = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), time.monotonic()
     with job.log.open("wb") as log, OtherPrograms() as others:
         code = run_child(
-            coordinator_command(prepared, iterations=job.iterations, die_with_parent=True),
+            command(prepared, job.iterations),
             grace_s=2.0 * config.deadlines.leave_s + 5.0,
             environment=child_environment(threads=config.run.threads),
             output=log.fileno(),
@@ -104,7 +113,6 @@ def _check_end(job: Job, code: int) -> None:
 
 def last_error(log: Path) -> str:
     """What a coordinator's output ends with: from its last "error:" on, or else its last line."""
-    text = log.read_text(encoding="utf-8", errors="replace").rstrip()
-    at = text.rfind("\nerror:") + 1 if not text.startswith("error:") or "\nerror:" in text else 0
-    told = text[at:] if text.startswith("error:", at) else text.rpartition("\n")[2]
-    return told.removeprefix("error:").strip()[:MOST_TOLD] or "no word"
+    text = "\n" + log.read_text(encoding="utf-8", errors="replace").rstrip()
+    _, mark, told = text.rpartition("\nerror:")
+    return (told if mark else text.rpartition("\n")[2]).strip()[:MOST_TOLD] or "no word"

@@ -1,7 +1,7 @@
 """Real photographs at a size that gives an exact number of vision tokens. Knows no rows and no models but their rules.
 
 The pixels are those of scikit-learn's two sample photographs (the extra `bench`), another crop for every picture,
-scaled as little as the size needs.
+scaled to its size.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from rollplex.data.processor import PixelRules
 from rollplex.errors import ConfigError, DataError
 
 _STEPS = 5
-"""Crops of a photograph along its free direction."""
+"""Crops of one size along a photograph's diagonal."""
+_PART = 0.85
+"""Of the photograph's height or width, whichever limits: less than 1, so that every ratio has room to move."""
 
 
 def picture_size(vision_tokens: int, rules: PixelRules) -> tuple[int, int]:
@@ -56,9 +58,8 @@ def pictures(num_pictures: int, width: int, height: int) -> Iterator[Image.Image
 
 
 def _crop(photograph: Image.Image, number: int, width: int, height: int) -> Image.Image:
-    """Crop `number` of the photograph, of the ratio width : height: ever smaller after each `_STEPS` places."""
-    shrink = 0.92 ** (number // _STEPS)
-    scale = shrink * min(photograph.width / width, photograph.height / height)
+    """Crop `number` of the photograph, of the ratio width : height; smaller after each `_STEPS` places."""
+    scale = _PART ** (1 + number // _STEPS) * min(photograph.width / width, photograph.height / height)
     wide, high = max(1, round(width * scale)), max(1, round(height * scale))
     part = (number % _STEPS) / (_STEPS - 1)
     left, top = round(part * (photograph.width - wide)), round(part * (photograph.height - high))

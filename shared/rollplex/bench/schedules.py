@@ -123,7 +123,12 @@ def _check(plan: Plan) -> None:
                 "The bench sets this key itself", got=text, do="Choose with --modes and --prefixes.", where="--set"
             )
     for mode in plan.modes:
-        check_path(RunDir(run_dir_of(plan.out, mode, plan.repeats - 1)))
+        try:
+            check_path(RunDir(run_dir_of(plan.out, mode, plan.repeats - 1)))
+        except ConfigError as error:
+            raise ConfigError(
+                error.what, got=error.got, needed=error.needed, do="Choose another --out.", where=error.where
+            ) from None
 
 
 def _prepare(plan: Plan) -> tuple[Made, Facts]:

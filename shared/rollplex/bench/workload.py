@@ -175,4 +175,4 @@ def _words() -> Iterator[str]:
 
 def _row(image: str, text: str) -> dict[str, object]:
     content = [{"type": "image"}, {"type": "text", "text": text}]
-    return {"prompt": [{"role": "user", "content": content}], "images": [image], "answer": ""}
+    return {"prompt": [{"role": "user", "content": content}], "images": [image]}

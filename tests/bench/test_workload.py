@@ -1,0 +1,207 @@
+"""The workload writer: token counts are exactly those asked for, and the data check accepts the rows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from rollplex.bench.facts import read_facts
+from rollplex.bench.lengths import Lengths, parse_lengths
+from rollplex.bench.pictures import picture_size, pictures
+from rollplex.bench.rewards import spread
+from rollplex.bench.workload import Workload, question, write_workload
+from rollplex.cli.app import run
+from rollplex.config import load
+from rollplex.config.wire import data_sources
+from rollplex.data.processor import PixelRules, read_rules
+from rollplex.data.prompts import PromptMaker
+from rollplex.data.source import Source
+from rollplex.data.tokenizer import TextTokenizer
+from rollplex.errors import ConfigError
+from rollplex.layout.shape import read_shape
+
+SPREAD = Lengths(shortest=3, longest=9)
+
+
+@pytest.fixture(scope="module")
+def rules(workload: Workload) -> PixelRules:
+    model = workload.config.parent / "model"
+    return read_rules(model, read_shape(model)).image
+
+
+def _source(workload: Workload) -> Source:
+    config = load(workload.config)
+    shape = read_shape(config.model.path)
+    maker = PromptMaker(TextTokenizer(config.model.path), shape)
+    return Source(data_sources(config)[0], maker, read_rules(config.model.path, shape))
+
+
+def test_the_data_check_accepts_the_rows_and_counts_the_prompt_tokens_reported(workload: Workload) -> None:
+    checked = _source(workload).check()
+    assert checked.num_rows == 8
+    assert checked.max_prompt_tokens == workload.prompt_tokens
+    assert checked.max_media_tokens == 6
+
+
+def test_every_prompt_has_exactly_the_vision_and_text_tokens_asked_for(workload: Workload) -> None:
+    source = _source(workload)
+    image = read_shape(workload.config.parent / "model").image_id
+    for number in range(8):
+        prepared = source.prepare(number)
+        assert int((prepared.prompt.ids == image).sum()) == 6
+        assert len(prepared.prompt.ids) == workload.prompt_tokens
+        (patches,) = prepared.media
+        assert patches.grid.tokens(2) == 6
+    row = json.loads((workload.config.parent / "rows.jsonl").read_text().splitlines()[0])
+    text = row["prompt"][0]["content"][1]["text"]
+    assert len(TextTokenizer(workload.config.parent / "model").encode(text)) == 11
+
+
+def test_pictures_are_real_different_and_taken_by_the_model_without_scaling(
+    workload: Workload, rules: PixelRules
+) -> None:
+    folder = workload.config.parent / "images"
+    pixels = [np.asarray(Image.open(file)) for file in sorted(folder.iterdir())]
+    assert {one.shape for one in pixels} == {(56, 84, 3)}
+    assert len({one.tobytes() for one in pixels}) == 8
+    assert all(one.std() > 10 for one in pixels)
+
+
+def test_the_configuration_runs_and_forces_the_lengths(workload: Workload) -> None:
+    config = load(workload.config)
+    assert config.rollout.forced_lengths == SPREAD.of(6)
+    assert config.rollout.max_new_tokens == 9
+    assert config.rollout.group_size == 3
+    assert config.data.prompts_per_iteration == 2
+    assert config.needs_reference
+    assert config.checkpoint.every == 0
+    assert config.eval == ()
+
+
+def test_facts_of_the_workload_are_those_that_were_asked_for(workload: Workload) -> None:
+    facts, data, model = read_facts(load(workload.config), first=1, end=3)
+    assert (facts.prompts, facts.group_size, facts.reference) == (2, 3, True)
+    assert (facts.prompt_tokens, facts.vision_tokens) == (workload.prompt_tokens, 6.0)
+    assert facts.parameters == 372_544
+    assert data
+    assert model
+
+
+def test_a_fingerprint_changes_with_the_data_and_with_the_model(tmp_path: Path) -> None:
+    prints = []
+    for text_tokens, preset in ((11, "tiny"), (12, "tiny"), (11, "tiny-gpu")):
+        written = write_workload(
+            tmp_path, vision_tokens=4, text_tokens=text_tokens, lengths=SPREAD, group_size=3, prompts=2, preset=preset
+        )
+        prints.append(read_facts(load(written.config), first=0, end=1)[1:])
+    assert prints[0][0] != prints[1][0]
+    assert prints[0][1] == prints[1][1] != prints[2][1]
+
+
+def test_the_same_arguments_give_the_same_bytes(workload: Workload, tmp_path: Path) -> None:
+    write_workload(tmp_path, vision_tokens=6, text_tokens=11, lengths=SPREAD, group_size=3, prompts=2, preset="tiny")
+    folder = workload.config.parent
+    names = [file.relative_to(folder) for file in folder.rglob("*") if file.is_file()]
+    assert len(names) > 10
+    for name in names:
+        assert (tmp_path / name).read_bytes() == (folder / name).read_bytes(), name
+
+
+@pytest.mark.parametrize(
+    ("tokens", "size"), [(576, (672, 672)), (64, (224, 224)), (4, (56, 56)), (6, (84, 56)), (7, (196, 28))]
+)
+def test_a_picture_is_as_square_as_its_tokens_allow(tokens: int, size: tuple[int, int], rules: PixelRules) -> None:
+    assert picture_size(tokens, rules) == size
+
+
+@pytest.mark.parametrize("tokens", [0, 3, 577, 20_000])
+def test_vision_tokens_that_no_picture_gives_are_refused(tokens: int, rules: PixelRules) -> None:
+    with pytest.raises(ConfigError, match="--vision-tokens"):
+        picture_size(tokens, rules)
+
+
+def test_crops_go_on_being_different(rules: PixelRules) -> None:
+    seen = {picture.tobytes() for picture in pictures(40, 56, 84)}
+    assert len(seen) == 40
+
+
+@pytest.mark.parametrize("count", [1, 2, 16, 17, 100, 300])
+def test_a_question_has_exactly_the_tokens_asked_for(count: int, workload: Workload) -> None:
+    tokenizer = TextTokenizer(workload.config.parent / "model")
+    assert len(tokenizer.encode(question(count, tokenizer))) == count
+
+
+def test_a_spread_of_lengths_reaches_both_ends_evenly_in_no_order() -> None:
+    lengths = parse_lengths("16:48").of(16)
+    assert (min(lengths), max(lengths), len(lengths)) == (16, 48, 16)
+    assert sum(lengths) / 16 == pytest.approx(32.0, abs=0.5)
+    steps = np.diff(sorted(lengths))
+    assert steps.max() - steps.min() <= 1
+    assert list(lengths) != sorted(lengths)
+    assert lengths == parse_lengths("16:48").of(16)
+    assert parse_lengths("32").of(16) == (32,)
+
+
+@pytest.mark.parametrize("text", ["", "0", "48:16", "1:", "a", "3:4:5", "-1", "1.5"])
+def test_lengths_that_cannot_be_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="--response"):
+        parse_lengths(text)
+
+
+def test_prompts_that_the_model_cannot_take_are_refused_before_pictures_are_written(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="longer than the model takes"):
+        write_workload(
+            tmp_path,
+            vision_tokens=4000,
+            text_tokens=9,
+            lengths=Lengths(shortest=90, longest=90),
+            group_size=2,
+            prompts=1,
+            preset="tiny",
+        )
+    assert not (tmp_path / "images").exists()
+
+
+def test_rewards_are_a_function_of_the_text_and_differ_between_texts() -> None:
+    texts = [f"answer {number}" for number in range(64)]
+    rewards = spread(texts)
+    assert rewards == spread([[{"role": "assistant", "content": text}] for text in texts])
+    assert min(rewards) == 0.0
+    assert max(rewards) == 1.0
+    assert len(set(rewards)) == 8
+    assert spread(["\ud800"]) == spread(["?"])  # a lone surrogate is replaced, not an error
+
+
+def test_the_command_says_the_tokens_and_the_ceiling(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [
+        "--vision-tokens",
+        "4",
+        "--text-tokens",
+        "5",
+        "--response",
+        "8",
+        "--group-size",
+        "2",
+        "--preset",
+        "tiny",
+    ]
+    assert run(["bench", "workload", str(tmp_path / "w"), *arguments]) == 0
+    first, config = capsys.readouterr().out.splitlines()
+    prompt = len(_source(_written(Path(config))).prepare(0).prompt.ids)
+    assert f"P = {prompt} prompt tokens, 4 of them vision; R = 8;" in first
+    assert first.endswith(f"{2 * (prompt + 8) / (prompt + 16):.2f}x")
+
+
+def test_the_command_refuses_an_unknown_preset_with_code_two(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["bench", "workload", str(tmp_path), "--preset", "huge"]) == 2
+    assert "There is no such preset" in capsys.readouterr().err
+
+
+def _written(config: Path) -> Workload:
+    return Workload(config=config, prompt_tokens=0, vision_tokens=0, group_size=2, lengths=SPREAD, prompts=2)
