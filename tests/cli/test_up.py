@@ -181,6 +181,16 @@ def test_the_command_line_imports_no_torch_and_no_service() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
 
 
+def test_help_imports_nothing_that_takes_time() -> None:
+    code = (
+        "import sys, rollplex.cli.app;"
+        "slow = {'pydantic', 'httpx', 'rich', 'numpy', 'zmq', 'msgspec', 'sqlite3', 'yaml'};"
+        "sys.exit(', '.join(slow & {m.partition('.')[0] for m in sys.modules}) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_coordinator_that_cannot_be_started_is_an_error(
     config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
