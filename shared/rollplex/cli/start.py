@@ -30,7 +30,9 @@ class Prepared:
     run_dir: Path
 
 
-def prepare(file: Path, overrides: Sequence[str], run_dir: Path | None, runs_dir: Path) -> Prepared:
+def prepare(
+    file: Path, overrides: Sequence[str], run_dir: Path | None, runs_dir: Path, *, latest: bool = True
+) -> Prepared:
     """Check the configuration and write it, resolved, into the run directory; the runs folder's `latest` leads to it.
 
     Args:
@@ -38,6 +40,7 @@ def prepare(file: Path, overrides: Sequence[str], run_dir: Path | None, runs_dir
         overrides: `a.b=v` each.
         run_dir: where the run leaves its files; None: a new folder in `runs_dir`, by the run's name and the time.
         runs_dir: see `run_dir`.
+        latest: whether `latest` of the runs folder is to lead to this run.
 
     Raises:
         ConfigError: a configuration that cannot run, or a run directory that cannot be used or is in use.
@@ -49,7 +52,8 @@ def prepare(file: Path, overrides: Sequence[str], run_dir: Path | None, runs_dir
         partial = run_dir / f"{CONFIG_FILE}.{os.getpid()}.new"
         partial.write_text(dump(config), encoding="utf-8")
         partial.replace(config_file)
-    if runs_dir.absolute() in run_dir.parents and (problem := link_latest(runs_dir.absolute(), run_dir)):
+    wanted = latest and runs_dir.absolute() in run_dir.parents
+    if wanted and (problem := link_latest(runs_dir.absolute(), run_dir)):
         sys.stderr.write(f"rollplex: {problem}\n")
     return Prepared(config=config, config_file=config_file, run_dir=run_dir)
 

@@ -1,6 +1,6 @@
 """Largest differences between two ways to compute the same. Pure.
 
-What is not a finite number, on either side, is a difference that never passes.
+What is not a finite number, on either side, is a difference that passes no tolerance, not even an infinite one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ def compare_logprobs(ours: Float64s, theirs: Float64s, lengths: Sequence[int], t
     """
     if not len(ours) == len(theirs) == sum(lengths):
         raise AssertionError(f"{len(ours)} and {len(theirs)} log-probabilities for {sum(lengths)} tokens")
-    apart = np.where(np.isfinite(ours) & np.isfinite(theirs), np.abs(ours - theirs), np.inf)
+    finite = np.isfinite(ours) & np.isfinite(theirs)
+    apart = np.full(len(ours), np.inf)
+    apart[finite] = np.abs(ours[finite] - theirs[finite])
     worst = int(apart.argmax())
     ends = np.cumsum(lengths)
     sample = int(np.searchsorted(ends, worst, side="right"))
@@ -39,7 +41,7 @@ def compare_logprobs(ours: Float64s, theirs: Float64s, lengths: Sequence[int], t
         sample=sample,
         position=worst - int(ends[sample]) + lengths[sample],
         tokens=len(apart),
-        beyond=int((apart > tolerance).sum()),
+        beyond=int((~finite | ~(apart <= tolerance)).sum()),
     )
 
 
@@ -64,7 +66,7 @@ def compare_gradients(ours: Gradients, theirs: Gradients, tolerance: float) -> G
         parameter=worst,
         parameters=len(measured),
         zero=sum(m.ours == m.theirs == 0.0 for m in measured),
-        beyond=sum(value > tolerance for value in relative.values()),
+        beyond=sum(not (math.isfinite(value) and value <= tolerance) for value in relative.values()),
     )
 
 
