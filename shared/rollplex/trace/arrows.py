@@ -2,7 +2,7 @@
 
     group done ─► reward ─► suffix unit of the group ─► backward of its prefix unit ─► update
     actor prefix unit ─► each suffix unit that attends to it
-    reference prefix unit ─► score of a suffix unit ─► that suffix unit
+    reference prefix unit ─► score of a suffix unit ─► that suffix unit (they have one number)
     BEGIN to COMMIT ─► optimizer step
 
 A link that is not there (a group without reward, a run that was killed) is left out; what is left is linked.
@@ -48,11 +48,11 @@ class Arrows:
         actor = self._by_group(UnitKind.ACTOR_PREFIX)
         reference = self._by_group(UnitKind.REFERENCE_PREFIX)
         suffixes, scores = self._units[UnitKind.SUFFIX], self._units[UnitKind.SCORE]
-        for unit in sorted(suffixes.keys() | scores.keys()):
-            groups, suffix = suffixes.get(unit, (frozenset[int](), None))
-            scored_groups, score = scores.get(unit, (groups, None))
+        for groups, suffix in suffixes.values():
             yield _chain(*(actor.get(group) for group in _first(groups)), suffix)
-            yield _chain(*(reference.get(group) for group in _first(scored_groups)), score, suffix)
+        for unit, (groups, score) in scores.items():
+            _, suffix_or_none = suffixes.get(unit, (groups, None))
+            yield _chain(*(reference.get(group) for group in _first(groups)), score, suffix_or_none)
 
     def _by_group(self, kind: UnitKind) -> dict[int, Mark]:
         return {group: mark for groups, mark in self._units[kind].values() for group in groups}

@@ -19,6 +19,7 @@ from rollplex.trace.leased import Leased
 from rollplex.trace.marks import OPEN, Args, Chapter, Mark, Value, ns
 from rollplex.trace.moments import moment
 from rollplex.trace.saving import Saving
+from rollplex.trace.steps import ranges
 from rollplex.trace.updating import Updating
 
 UNIT_NAMES = {
@@ -120,9 +121,10 @@ class Narrator:
         for event, end_ns in self._sampled:  # of a decode unit that never ended
             self._place(event, end_ns)
         self._sampled.clear()
-        if self._chapter.marks or self._chapter.samples:
-            self._chapter.arrows = self._arrows.chains()
-            yield self._chapter
+        if not self._chapter.marks:  # a range has just begun: what is held then belongs to what follows
+            return
+        self._chapter.arrows = self._arrows.chains()
+        yield self._chapter
         self._chapter, self._arrows = Chapter(), Arrows()
 
     def _cut(self) -> None:
@@ -234,14 +236,3 @@ class Narrator:
     def _waiting(self, event: events.LeaseWaiting, at_ns: int) -> None:
         args = (("owner", event.owner), ("bytes", event.size_bytes), ("free bytes", event.free_bytes))
         self._add(marks.WAITS, f"{event.kind.value} waits", "lease_waiting", at_ns, args)
-
-
-def ranges(groups: tuple[int, ...]) -> str:
-    """Groups for a person: "0-3, 7"."""
-    parts: list[list[int]] = []
-    for group in groups:
-        if parts and group == parts[-1][-1] + 1:
-            parts[-1][1:] = [group]
-        else:
-            parts.append([group])
-    return ", ".join("-".join(map(str, part)) for part in parts)

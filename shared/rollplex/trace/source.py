@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Self
 
 from rollplex.errors import ConfigError, JournalError
-from rollplex.journal.events import Record, RunStarted
+from rollplex.journal.events import IterationStarted, Record, RunStarted
 from rollplex.journal.reader import Reader, Row
 from rollplex.trace.chapters import BACKGROUND, LEASES, Narrator
 from rollplex.trace.marks import Chapter
@@ -51,7 +51,7 @@ class Source:
             self.first: Row = self._reader.rows_after(self._after, 1)[0]
             """The first event that can be told; its two times say how the clocks stand to each other."""
             self._last = self._reader.last_id()
-            self.steps = self._reader.steps(0, _MAX_STEPS)
+            self.steps = self._started()
             """Iterations that were started, in order."""
         except BaseException:
             self._reader.close()
@@ -98,6 +98,12 @@ class Source:
                 narrator.skip(row.record())
         if inside:
             yield from narrator.end()
+
+    def _started(self) -> list[int]:
+        if not self._after:
+            return self._reader.steps(0, _MAX_STEPS)
+        found = [r for r in self._reader.events_of_type(IterationStarted) if r.id > self._after]
+        return sorted({record.step for record in found if record.step is not None})
 
     def _rows(self) -> Iterator[Row]:
         """As far as the journal went when it was opened: a run that goes on is not run after."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from msgspec import Struct
 
 from rollplex.errors import ConfigError
 
-_FORM = re.compile(r"(\d{0,15}):(\d{0,15})|(\d{1,15})")
+_FORM = re.compile(r"([0-9]{0,15}):([0-9]{0,15})|([0-9]{1,15})")
 
 
 class Steps(Struct, frozen=True, kw_only=True):
@@ -58,3 +59,14 @@ def span(steps: list[int]) -> str:
         return "no iteration"
     low, high = min(steps), max(steps)
     return f"iteration {low}" if low == high else f"iterations {low} to {high}"
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Rising numbers for a person: "0-3, 7"."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1][1:] = [number]
+        else:
+            parts.append([number])
+    return ", ".join("-".join(map(str, part)) for part in parts)

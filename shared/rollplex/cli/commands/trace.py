@@ -1,0 +1,36 @@
+"""`rollplex trace`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rollplex.config.environment import read_environment
+
+
+def trace(
+    run: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="RUN", help="Run directory or its name in runs. Default: the one that lives, or the newest."
+        ),
+    ] = None,
+    steps: Annotated[
+        str | None,
+        typer.Option(metavar="A:B", help="Only iterations A up to but not including B; A:, :B and A also work."),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Where to write the trace. Default: in the run directory.")
+    ] = None,
+    svg: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also draw the iterations (without --steps: two typical ones).")
+    ] = None,
+) -> None:
+    """Write a trace that ui.perfetto.dev opens, and say where the time went."""
+    from rollplex.cli.output import say  # noqa: PLC0415 - help stays quick
+    from rollplex.cli.target import find_run  # noqa: PLC0415
+    from rollplex.trace.run import write_trace  # noqa: PLC0415
+
+    write_trace(find_run(run, read_environment().runs_dir), steps=steps, output=output, svg=svg, say=say)
