@@ -21,6 +21,7 @@ from rollplex.cli.commands.runs import runs
 from rollplex.cli.commands.start import start
 from rollplex.cli.commands.status import status
 from rollplex.cli.commands.stop import stop
+from rollplex.cli.commands.trace import trace
 from rollplex.cli.commands.up import up
 from rollplex.cli.commands.verify import verify
 from rollplex.errors import ConfigError, RollplexError
@@ -38,7 +39,7 @@ app = typer.Typer(
 )
 
 
-for command in (demo, up, status, start, stop, down, logs, runs, verify):
+for command in (demo, up, status, start, stop, down, logs, runs, trace, verify):
     app.command()(command)
 app.add_typer(config)
 app.add_typer(checkpoint)
