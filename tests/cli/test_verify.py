@@ -147,7 +147,16 @@ def test_the_surface_of_the_command_is_the_known_one(capsys: pytest.CaptureFixtu
     }
 
 
-@pytest.mark.parametrize("arguments", [["--row", "-1"], ["--logprob-tolerance", "-0.1"], ["--set", "run.sede=1"], []])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--row", "-1"],
+        ["--logprob-tolerance", "-0.1"],
+        ["--set", "run.sede=1"],
+        ["--json", "no/such/folder/x.json"],
+        [],
+    ],
+)
 def test_what_cannot_run_is_code_two_before_anything_starts(
     arguments: list[str], config_file: Path, runs_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

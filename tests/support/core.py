@@ -110,9 +110,13 @@ def check_data(config: Config) -> DataChecked:
 
 def minimum_bytes(folder: Path, sections: dict[str, Any]) -> int:
     """The smallest budget that the plan of memory accepts, as its refusal says."""
-    config = make_config(folder, **sections)
+    return minimum_of(make_config(folder, **sections))
+
+
+def minimum_of(config: Config, *, whole: bool = False) -> int:
+    """The same of a configuration; whole: for a verification."""
     with pytest.raises(BudgetError) as caught:
-        plan_memory(config, Sizes(config), check_data(config), DEVICE, 1)
+        plan_memory(config, Sizes(config, whole=whole), check_data(config), DEVICE, 1)
     found = re.search(r"at least ([\d,]+) bytes", str(caught.value))
     assert found is not None, str(caught.value)
     return int(found[1].replace(",", ""))
@@ -126,10 +130,17 @@ class Core:
         run_dir: an empty folder.
         rng: decides who answers next, and what.
         budget_bytes: for all leases.
+        whole: memory is planned for a verification.
     """
 
     def __init__(
-        self, config: Config, run_dir: Path, rng: random.Random | None = None, budget_bytes: int = AMPLE
+        self,
+        config: Config,
+        run_dir: Path,
+        rng: random.Random | None = None,
+        budget_bytes: int = AMPLE,
+        *,
+        whole: bool = False,
     ) -> None:
         rng = rng or random.Random(0)
         self.story: list[tuple[Any, ...]] = []
@@ -139,7 +150,7 @@ class Core:
         self.holder = Holder(backend("host"))
         self.ledger = Ledger({DEVICE: budget_bytes})
         self.memory = Memory(self.ledger, self.holder, self.record, DEVICE)
-        self.sizes, self.data = Sizes(config), check_data(config)
+        self.sizes, self.data = Sizes(config, whole=whole), check_data(config)
         for reservation in plan_memory(config, self.sizes, self.data, DEVICE, budget_bytes):
             self.ledger.reserve(reservation)
         self.workers = Workers(rng)

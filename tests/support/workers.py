@@ -52,9 +52,11 @@ from rollplex.protocol.trainer import (
     SkipUpdate,
     SuffixTrained,
     TrainSuffix,
+    TrainWhole,
     UpdateApplied,
     UpdateSkipped,
     UpdateVote,
+    WholeTrained,
 )
 from rollplex_coordinator.hub import Arrived, Event, Joined, Peer
 
@@ -128,6 +130,7 @@ class Workers:
                 PrefixBackwardDone(cause=m.cause, step=m.step, unit=m.unit, start_s=self.now(), end_s=self.now())
             ],
             TrainSuffix: self.train,
+            TrainWhole: self.train_whole,
             RewardGroup: lambda m: [self.rewarded(m)],
             PrepareUpdate: lambda m: [UpdateVote(cause=m.cause, step=m.step, finite=True, metrics={"loss": 0.5})],
             ApplyUpdate: self.apply,
@@ -225,8 +228,21 @@ class Workers:
                 start_s=self.now(),
                 end_s=self.now(),
                 held=held,
+                logprobs=trained(m.responses) if m.return_logprobs else (),
             )
         ]
+
+    def train_whole(self, m: TrainWhole) -> list[Any]:
+        held = tuple(Held(lease=ref.lease, size_bytes=ref.size_bytes) for ref in named(m, LeaseRef))
+        answer = WholeTrained(
+            cause=m.cause,
+            step=m.step,
+            start_s=self.now(),
+            end_s=self.now(),
+            held=held,
+            logprobs=trained(m.responses),
+        )
+        return [answer]
 
     def rewarded(self, m: RewardGroup) -> GroupRewarded:
         rewards = [self._rng.randint(0, 4) / 4 for _ in m.responses.lengths]
@@ -253,6 +269,11 @@ class Workers:
                 end_s=self.now(),
             )
         ]
+
+
+def trained(responses: Sequence[Responses]) -> tuple[Logprobs, ...]:
+    """The trainer's log-probabilities: those of `finished`."""
+    return tuple(Logprobs(group=r.group, values=doubles(-1.0 - r.group) * sum(r.lengths)) for r in responses)
 
 
 def reward_failed(m: RewardGroup, problem: RewardProblem = RewardProblem.RAISED) -> RewardFailed:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from rollplex.cli.child import run_child
 from rollplex.cli.start import Prepared, coordinator_command, fresh, prepare, timestamp
 from rollplex.config.environment import child_environment
-from rollplex.errors import RollplexError
+from rollplex.errors import ConfigError, RollplexError
 from rollplex.verify.report import lines, read, write
 
 REPORT_FILE = "verify.json"
@@ -68,10 +68,12 @@ def run_verify(
         command: how the coordinator is started.
 
     Raises:
-        ConfigError: a configuration that cannot run.
+        ConfigError: a configuration that cannot run, or a report that could not be written.
         RollplexError: the coordinator cannot be started, was killed, or ended without a report.
         OSError: a file or folder cannot be written.
     """
+    if wanted.json_file is not None and not wanted.json_file.absolute().parent.is_dir():
+        raise ConfigError("The folder of the report is not there", got=str(wanted.json_file), where="--json")
     run_dir = fresh(runs_dir, f"verify-{timestamp()}")
     prepared = prepare(config_file, overrides, run_dir, runs_dir, latest=False)
     config = prepared.config
