@@ -8,10 +8,14 @@ import json
 import pytest
 
 from rollplex.journal.events import (
+    EvalDone,
+    EvalStarted,
     GroupFinished,
+    IterationStarted,
     LeaseGranted,
     LeaseReleased,
     PhaseEntered,
+    StageDone,
     UnitDone,
     UnitKind,
     UpdateBegin,
@@ -19,19 +23,30 @@ from rollplex.journal.events import (
 )
 from rollplex.journal.phases import Phase
 from rollplex.protocol.common import Kind
-from support.nodes import Finished, Start
+from support.files import scalars_in
+from support.nodes import Finished, Project, Start
 
 ITERATIONS = 5
 SCHEDULES = ("serial", "overlap", "stream")
+EVALUATED = "overlap with evaluations"
+STAGES = {
+    *("import", "control API", "processes", "data check", "memory plan", "load model", "import rewards"),
+    *(f"{role} process" for role in ("input", "reward", "trainer", "prefix", "rollout")),
+    *(f"load {role}" for role in ("trainer", "prefix", "rollout")),
+}
 FORWARDS = {UnitKind.REFERENCE_PREFIX, UnitKind.ACTOR_PREFIX}
 
 
 @pytest.fixture(scope="module")
-def runs(start: Start) -> dict[str, Finished]:
-    """The same five iterations under each schedule, and under overlap twice."""
+def runs(start: Start, project: Project) -> dict[str, Finished]:
+    """The same five iterations under each schedule, and under overlap again, with evaluations between them."""
+    evaluation = {"data": str(project.folder / "data" / "held_out.jsonl"), "every": 2, "limit": 6}
     found = {}
-    for name in (*SCHEDULES, "overlap again"):
-        node = start("--iterations", str(ITERATIONS), overrides={"run.schedule": name.split()[0]})
+    for name in (*SCHEDULES, EVALUATED):
+        overrides: dict[str, object] = {"run.schedule": name.split()[0]}
+        if name == EVALUATED:
+            overrides["eval"] = evaluation
+        node = start("--iterations", str(ITERATIONS), overrides=overrides)
         found[name] = node.wait()
         assert found[name].code == 0, found[name].stderr
     return found
@@ -53,17 +68,55 @@ def test_schedules_leave_bitwise_equal_weights_and_optimizer_state(runs: dict[st
     serial = runs["serial"].checkpoint()
     assert any("optimizer" in name for name in serial)
     assert any("model" in name for name in serial)
-    for name in SCHEDULES[1:]:
+    for name in (*SCHEDULES[1:], EVALUATED):
         assert runs[name].checkpoint() == serial, name
     digests = {name: [e.digest for e in run.of(UpdateCommitted)] for name, run in runs.items()}
-    assert digests["overlap"] == digests["serial"] == digests["stream"]
+    assert digests["overlap"] == digests["serial"] == digests["stream"] == digests[EVALUATED]
     assert len(set(digests["serial"])) == ITERATIONS
 
 
-def test_the_same_seed_gives_the_same_metrics_apart_from_times(runs: dict[str, Finished]) -> None:
+def test_the_same_seed_gives_the_same_metrics_apart_from_times_whether_it_is_evaluated_or_not(
+    runs: dict[str, Finished],
+) -> None:
     assert len(runs["overlap"].metrics) == ITERATIONS
-    assert timeless(runs["overlap"]) == timeless(runs["overlap again"])
+    assert timeless(runs["overlap"]) == timeless(runs[EVALUATED])
     assert timeless(runs["serial"]) == timeless(runs["stream"]) == timeless(runs["overlap"])
+
+
+def test_each_evaluation_has_a_beginning_a_result_and_every_response(runs: dict[str, Finished]) -> None:
+    run = runs[EVALUATED]
+    steps = [0, 2, 4, 5]
+    assert [(row["name"], row["step"], row["count"]) for row in run.evals] == [("held_out", s, 6.0) for s in steps]
+    begun = [(e.name, e.step, e.version, e.rows) for e in run.of(EvalStarted)]
+    assert begun == [(e.name, e.step, e.version, 6) for e in run.of(EvalDone)]
+    rows = [json.loads(line) for line in (run.run_dir / "completions.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows if row["source"] == "held_out"] == [s for s in steps for _ in range(6)]
+    assert [row["step"] for row in rows if row["source"] == "train"] == [s for s in range(ITERATIONS) for _ in range(3)]
+
+
+def test_tensorboard_has_the_numbers_of_every_row(runs: dict[str, Finished]) -> None:
+    run = runs[EVALUATED]
+    scalars = scalars_in(run.run_dir)
+    trained = [(step, values) for step, values in scalars if "loss" in values]
+    assert [step for step, _ in trained] == list(range(ITERATIONS))
+    assert [values["reward"] for _, values in trained] == pytest.approx([row["reward"] for row in run.metrics])
+    evaluated = [step for step, values in scalars if "eval/held_out/reward" in values]
+    assert evaluated == [0, 2, 4, 5]
+
+
+def test_the_parts_of_the_start_lie_between_the_process_and_the_first_iteration(runs: dict[str, Finished]) -> None:
+    for run in runs.values():
+        stages = {stage.name: stage for stage in run.of(StageDone)}
+        assert set(stages) == STAGES
+        first = min(record.monotonic_s for record in run.records if isinstance(record.event, IterationStarted))
+        assert all(stages["import"].start_s <= stage.start_s <= stage.end_s <= first for stage in stages.values())
+
+
+def test_latest_leads_to_the_newest_checkpoint(runs: dict[str, Finished]) -> None:
+    for run in runs.values():
+        latest = run.run_dir / "checkpoints" / "latest"
+        assert latest.readlink().name == f"step_{ITERATIONS}"
+        assert (latest / "config.json").is_file()
 
 
 def rollout_windows(run: Finished) -> dict[int | None, tuple[float, float]]:
