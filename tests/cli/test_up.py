@@ -142,7 +142,7 @@ def test_a_wrong_command_line_is_explained_and_code_two(
 
 def test_the_surface_of_the_command_line_is_the_known_one(capsys: pytest.CaptureFixture[str]) -> None:
     options: dict[str, set[str]] = {}
-    for command in ("up", "demo", "status", "start", "stop", "down", "logs", "runs", "config show"):
+    for command in ("up", "demo", "status", "start", "stop", "down", "logs", "runs", "doctor", "config show"):
         assert run([*command.split(), "--help"]) == 0
         words = capsys.readouterr().out.replace(",", " ").split()
         options[command] = {word for word in words if word.startswith("--")} - {"--help"}
@@ -155,6 +155,7 @@ def test_the_surface_of_the_command_line_is_the_known_one(capsys: pytest.Capture
         "down": {"--run", "--all", "--grace"},
         "logs": {"--run", "--follow", "--lines"},
         "runs": {"--json"},
+        "doctor": {"--json"},
         "config show": {"--set"},
     }
 

@@ -15,6 +15,7 @@ from rollplex.cli.commands.bench import bench
 from rollplex.cli.commands.checkpoint import checkpoint
 from rollplex.cli.commands.config import config
 from rollplex.cli.commands.demo import demo
+from rollplex.cli.commands.doctor import doctor
 from rollplex.cli.commands.down import down
 from rollplex.cli.commands.logs import logs
 from rollplex.cli.commands.runs import runs
@@ -39,7 +40,7 @@ app = typer.Typer(
 )
 
 
-for command in (demo, up, status, start, stop, down, logs, runs, trace, verify):
+for command in (demo, up, status, start, stop, down, logs, runs, doctor, trace, verify):
     app.command()(command)
 app.add_typer(config)
 app.add_typer(checkpoint)

@@ -25,7 +25,8 @@ from rollplex.protocol.handshake import SECRET_BYTES
 
 MAX_SOCKET_PATH_BYTES = 107
 """sun_path holds 108 bytes with the final NUL."""
-_NETWORK_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "fuse.sshfs"})
+NETWORK_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "fuse.sshfs"})
+"""As the kernel names them; no run directory may be on one."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def check_path(run_dir: RunDir) -> None:
             where=str(run_dir.path),
         )
     file_system = file_system_of(run_dir.path)
-    if file_system in _NETWORK_FILE_SYSTEMS:
+    if file_system in NETWORK_FILE_SYSTEMS:
         raise ConfigError(
             "Run directory is on a network file system",
             got=file_system,
