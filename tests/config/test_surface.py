@@ -19,8 +19,8 @@ data.path data.image_dir data.prompts_per_iteration data.shuffle data.max_prompt
 data.on_bad_row
 rollout.engine rollout.group_size rollout.max_new_tokens rollout.temperature rollout.top_p rollout.top_k
 rollout.stop_tokens rollout.never_sample rollout.forced_lengths
-rewards.functions rewards.functions.function rewards.functions.weight rewards.time_limit_s rewards.memory_limit
-rewards.on_error
+rewards.functions rewards.functions.function rewards.functions.weight rewards.functions.signature
+rewards.functions.options rewards.time_limit_s rewards.workers rewards.memory_limit rewards.on_error
 algorithm.loss algorithm.scale_rewards algorithm.clip_low algorithm.clip_high algorithm.kl algorithm.beta
 algorithm.entropy_bonus
 optimizer.name optimizer.lr optimizer.betas optimizer.eps optimizer.momentum optimizer.weight_decay

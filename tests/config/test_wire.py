@@ -7,11 +7,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from pydantic import ValidationError
 
 from rollplex.config import Config, dump, wire
+from rollplex.config.learning import RewardFunctionSection
 from rollplex.protocol.common import ModelSpec
 from rollplex.protocol.inputs import DataSource
-from rollplex.protocol.reward import RewardFunction
+from rollplex.protocol.reward import Form, RewardFunction
 from rollplex.protocol.rollout import Sampling
 from rollplex.protocol.trainer import Algorithm, Loss, Optimizer, Scale
 
@@ -126,13 +128,34 @@ def test_the_training_data_come_first_among_the_sources(make: Make) -> None:
 
 
 def test_reward_functions_keep_their_order_and_weights(make: Make) -> None:
-    functions = [{"function": "a.b:f", "weight": 0.0}, {"function": "x/y.py:g", "weight": -2.0}]
+    functions = [
+        {"function": "a.b:f", "weight": 0.0},
+        {"function": "x/y.py:g", "weight": -2.0},
+        {"function": "x/y.py:h", "signature": "verl", "options": {"n": 1, "names": ["é", None]}},
+    ]
     config = make(rewards={"functions": functions})
     assert wire.reward_functions(config) == (
         RewardFunction(spec="a.b:f", weight=0.0),
         RewardFunction(spec="x/y.py:g", weight=-2.0),
+        RewardFunction(
+            spec="x/y.py:h", weight=1.0, signature=Form.VERL, options='{"n": 1, "names": ["\\u00e9", null]}'
+        ),
     )
-    assert [function.name for function in config.rewards.functions] == ["f", "g"]
+    assert [function.name for function in config.rewards.functions] == ["f", "g", "h"]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"no name": 1}, "'no name' is none"),
+        ({"x": float("nan")}, "finite number"),
+        ({"x": "y" * 70_000}, "at most 65536 characters"),
+        ({"x": {1, 2}}, "valid JSON"),
+    ],
+)
+def test_options_are_json_by_the_names_of_arguments(options: object, says: str) -> None:
+    with pytest.raises(ValidationError, match=says):
+        RewardFunctionSection.model_validate({"function": "a.b:f", "options": options})
 
 
 def test_every_process_gets_the_same_model(make: Make) -> None:

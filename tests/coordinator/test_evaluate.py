@@ -13,7 +13,7 @@ from rollplex.errors import RewardError
 from rollplex.journal import events
 from rollplex.journal.phases import Phase
 from rollplex.protocol.inputs import PrepareInputs
-from rollplex.protocol.reward import RewardGroup
+from rollplex.protocol.reward import RewardGroup, RewardPart
 from rollplex.protocol.rollout import GenerateUnit
 from rollplex_coordinator.evaluate import Evaluation
 from rollplex_coordinator.iteration import Iteration
@@ -148,3 +148,23 @@ def test_an_evaluation_without_a_single_reward_is_an_error_and_not_0(core: Core)
     core.workers.answers[RewardGroup] = lambda m: [replace(fine(m), rewards=doubles(NAN), by_function=(doubles(NAN),))]
     with pytest.raises(RewardError, match="evaluation held_out has no reward"):
         evaluate(core)
+
+
+def test_means_do_not_depend_on_the_order_of_answers_and_other_numbers_have_theirs(make_core: MakeCore) -> None:
+    """0.1 and the like summed one after the other would give other last bits in another order."""
+    found = set()
+    for seed in range(6):
+        core = make_core(seed=seed, eval=[SECTION])
+        fine = core.workers.rewarded
+
+        def answer(m: RewardGroup, fine: Callable[[RewardGroup], Any] = fine) -> list[Any]:
+            value = doubles(0.1 * (m.row % 7))
+            part = RewardPart(function=0, name="format", values=value)
+            return [replace(fine(m), rewards=value, by_function=(value,), parts=(part,) if m.row % 2 else ())]
+
+        core.workers.answers[RewardGroup] = answer
+        metrics = evaluate(core)
+        odd = [0.1 * (row % 7) for row in range(1, NUM_ROWS, 2)]
+        assert metrics["rewards/score/format/mean"] == pytest.approx(sum(odd) / len(odd))
+        found.add((metrics["reward"], metrics["rewards/score/mean"], metrics["rewards/score/format/mean"]))
+    assert len(found) == 1

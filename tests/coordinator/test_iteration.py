@@ -16,7 +16,7 @@ from rollplex.journal import events
 from rollplex.journal.phases import Phase
 from rollplex.protocol.inputs import PrepareInputs
 from rollplex.protocol.prefix import PrefixForward
-from rollplex.protocol.reward import RewardGroup, RewardProblem
+from rollplex.protocol.reward import RewardGroup, RewardPart, RewardProblem
 from rollplex.protocol.rollout import GenerateUnit
 from rollplex.protocol.trainer import PrepareUpdate, UpdateVote
 from rollplex_coordinator.gate import State
@@ -102,6 +102,22 @@ def test_rewards_are_reported_by_function_and_abstentions_left_out(make_core: Ma
     assert row["rewards/right/std"] == pytest.approx(math.sqrt(sum((v - mean) ** 2 for v in values) / 7))
     assert (row["rewards/short/mean"], row["rewards/short/std"]) == (None, 0.0)
     assert row["skipped_groups"] == 1.0
+
+
+def test_numbers_that_functions_report_beside_rewards_have_means_over_those_that_have_them(make_core: MakeCore) -> None:
+    core = make_core(rewards={"functions": [{"function": "score.py:right"}, {"function": "score.py:short"}]})
+    fine = core.workers.rewarded
+
+    def answer(m: RewardGroup) -> list[Any]:
+        group = m.responses.group
+        parts = [RewardPart(function=1, name="format", values=doubles(0.5, group))]
+        parts += [RewardPart(function=0, name="format", values=doubles(1.0))] if group == 2 else []
+        return [replace(fine(m), by_function=(doubles(0.0, 0.0, 0.0),) * 2, parts=tuple(parts))]
+
+    core.workers.answers[RewardGroup] = answer
+    row = iterate(core)
+    assert row["rewards/short/format/mean"] == (4 * 0.5 + 0 + 1 + 2 + 3) / 8
+    assert row["rewards/right/format/mean"] == 1.0
 
 
 def test_lengths_and_stops_are_those_of_all_completions(make_core: MakeCore) -> None:

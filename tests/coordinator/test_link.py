@@ -61,7 +61,7 @@ def group_finished(cause: int) -> GroupFinished:
 
 def _reward(cause: int) -> RewardGroup:
     responses = Responses(group=1, lengths=(1,), tokens=b"\0" * 4)
-    return RewardGroup(cause=cause, step=0, source="train", row=3, responses=responses)
+    return RewardGroup(cause=cause, step=0, source="train", row=3, responses=responses, stopped=(True,))
 
 
 class Seen:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import struct
 from collections.abc import Iterator
 from typing import Any
@@ -54,7 +55,10 @@ def rewards(config: Config) -> Iterator[RewardService]:
         memory_limit_bytes=config.rewards.memory_limit,
     )
     service.handle(message, answers.append)
-    assert answers == [RewardsOpened(cause=1, names=("digit_reward", "right"))]
+    (opened,) = answers
+    assert isinstance(opened, RewardsOpened)
+    assert opened.names == ("digit_reward", "right")
+    assert all("is taken as TRL's" in note for note in opened.notes)
     yield service
     service.close()
 
@@ -97,9 +101,11 @@ def test_rewards_and_accuracy_come_from_the_decoded_tokens(config: Config, rewar
         lengths=tuple(map(len, samples)),
         tokens=b"".join(struct.pack(f"<{len(ids)}i", *ids) for ids in samples),
     )
-    answers: list[FromReward] = []
-    rewards.handle(RewardGroup(cause=2, step=0, source="held_out", row=0, responses=responses), answers.append)
-    (scored,) = answers
+    answers: queue.SimpleQueue[FromReward] = queue.SimpleQueue()
+    stopped = (True, False, True)
+    group = RewardGroup(cause=2, step=0, source="held_out", row=0, responses=responses, stopped=stopped)
+    rewards.handle(group, answers.put)
+    scored = answers.get(timeout=60)
     assert isinstance(scored, GroupRewarded)
     assert struct.unpack("<3d", scored.rewards) == (1.0, 0.2, 0.0)
     assert [struct.unpack("<3d", blob) for blob in scored.by_function] == [(1.0, 0.2, 0.0), (1.0, 0.0, 0.0)]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from rollplex.protocol.inputs import DataSource
+from rollplex.rewards.call import Call
+from support.reward_child import Child
 
 ROWS: list[dict[str, object]] = [
     {"prompt": [{"role": "user", "content": "which digit?"}], "answer": "7", "images": ["a.png"], "level": {"n": [1]}},
@@ -42,7 +45,7 @@ def source(tmp_path: Path) -> DataSource:
         path=str(path),
         image_dir=str(tmp_path),
         max_prompt_tokens=0,
-        max_image_pixels=1,
+        max_image_pixels=8,
         skip_bad_rows=False,
     )
 
@@ -57,3 +60,27 @@ def functions(tmp_path: Path) -> Callable[[str], Path]:
         return path
 
     return write
+
+
+@pytest.fixture
+def make_call() -> Callable[..., Call]:
+    """A call for three completions of a row."""
+
+    def make(row: dict[str, object], **changes: Any) -> Call:
+        usual: dict[str, Any] = {
+            "texts": ["7", "8", ""],
+            "ids": [[1, 9], [2, 3], [9]],
+            "stopped": [True, False, True],
+            "step": 4,
+            "source": "train",
+        }
+        return Call(row=row, **(usual | changes))
+
+    return make
+
+
+@pytest.fixture
+def child(model_folder: Path, source: DataSource) -> Iterator[Child]:
+    made = Child(model_folder, source)
+    yield made
+    made.service.close()

@@ -1,61 +1,87 @@
-"""TRL's batch signature."""
+"""Whose signature a function is taken to have."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from rollplex.errors import RewardError
-from rollplex.rewards.signature import Signature, batch
+from rollplex.protocol.reward import Form
+from rollplex.rewards.call import Call
+from rollplex.rewards.signature import adapt
 
-CHAT = [{"role": "user", "content": "which digit?"}]
+
+def made(arguments: str) -> Callable[..., Any]:
+    """A function with these arguments."""
+    names: dict[str, Any] = {}
+    exec(f"def f({arguments}): return locals()", names)  # noqa: S102 - the test's own text
+    function: Callable[..., Any] = names["f"]
+    return function
 
 
-def test_a_conversational_prompt_gives_conversational_completions() -> None:
-    given = batch({"prompt": CHAT, "answer": "7"}, ["7", "8"], [[1], [2, 3]])
-    assert given == {
-        "prompts": [CHAT, CHAT],
-        "completions": [[{"role": "assistant", "content": "7"}], [{"role": "assistant", "content": "8"}]],
-        "completion_ids": [[1], [2, 3]],
-        "answer": ["7", "7"],
+@pytest.mark.parametrize(
+    ("arguments", "form", "mark"),
+    [
+        ("completions, answer", Form.TRL, "completions"),
+        ("prompts, completions, **kwargs", Form.TRL, "prompts, completions"),
+        ("completion_ids", Form.TRL, "completion_ids"),
+        ("*, finish_reasons", Form.TRL, "finish_reasons"),
+        ("completions, data_source, ground_truth, extra_info", Form.TRL, "completions"),
+        ("ground_truth, **kwargs", Form.TRL, "**kwargs"),
+        ("**kwargs", Form.TRL, "**kwargs"),
+        ("data_source, solution_str, ground_truth, extra_info=None", Form.VERL, "solution_str"),
+        ("solution_str, ground_truth, method='strict', **kwargs", Form.VERL, "solution_str"),
+        ("data_sources, solution_strs, ground_truths, extra_infos", Form.VERL, "solution_strs"),
+        ("reward_inputs, format_weight=0.1", Form.EASYR1, "reward_inputs"),
+        ("reward_inputs, /", Form.EASYR1, "reward_inputs"),
+        ("reward_input, format_weight=0.5", Form.EASYR1, "reward_input"),
+        ("predicts, ground_truths, format_weight=0.1", Form.EASYR1, "predicts"),
+        ("predict_str, ground_truth", Form.EASYR1, "predict_str"),
+    ],
+)
+def test_the_form_is_told_from_the_names_of_the_arguments(arguments: str, form: Form, mark: str) -> None:
+    adapted = adapt(made(arguments), Form.AUTO, {})
+    assert adapted.form is form
+    assert adapted.why == f"because of {mark}; arguments ({arguments})"
+
+
+@pytest.mark.parametrize("arguments", ["", "text, label", "ground_truth, extra_info", "answer, step", "*texts"])
+def test_a_function_that_fits_no_form_is_refused_with_its_arguments_and_the_three_forms(arguments: str) -> None:
+    with pytest.raises(RewardError) as caught:
+        adapt(made(arguments), Form.AUTO, {})
+    assert str(caught.value) == (
+        f"The arguments of this function fit no signature; got ({arguments}); "
+        "needed TRL's (prompts, completions, <columns>, **kwargs), "
+        "verl's (data_source, solution_str, ground_truth, extra_info) or EasyR1's (reward_inputs). "
+        "Rename them, or say which it is: rewards.functions[…].signature: trl, verl or easyr1."
+    )
+
+
+def test_a_function_that_fits_two_forms_is_refused_and_the_configuration_decides() -> None:
+    function = made("completions, solution_str='x'")
+    with pytest.raises(RewardError) as caught:
+        adapt(function, Form.AUTO, {})
+    assert caught.value.what == "The arguments of this function fit two signatures"
+    assert caught.value.got == "(completions, solution_str='x'): completions (TRL's) and solution_str (verl's)"
+    assert adapt(function, Form.TRL, {}).form is Form.TRL
+    assert adapt(function, Form.TRL, {}).why == (
+        "because the configuration says so; arguments (completions, solution_str='x')"
+    )
+
+
+def test_what_the_options_fix_is_no_mark(make_call: Callable[..., Call]) -> None:
+    adapted = adapt(made("completions, solution_str"), Form.AUTO, {"solution_str": "fixed"})
+    assert adapted.form is Form.TRL
+    assert adapted.call(make_call({"prompt": "a", "solution_str": "column"})) == {
+        "completions": ["7", "8", ""],
+        "solution_str": "fixed",
     }
 
 
-def test_a_plain_prompt_gives_plain_texts() -> None:
-    given = batch({"prompt": "2 + 2 = ", "completion": "x", "n": 3}, ["4"], [[1]])
-    assert given == {"prompts": ["2 + 2 = "], "completions": ["4"], "completion_ids": [[1]], "n": [3]}
-
-
-def test_a_function_gets_what_it_names() -> None:
-    def some(completions: Any, answer: Any, other: Any = None) -> None: ...
-    def every(completions: Any, **columns: Any) -> None: ...
-    def none() -> None: ...
-
-    given: dict[str, list[object]] = {"prompts": [1], "completions": [2], "completion_ids": [3], "answer": [4]}
-    assert Signature(some).pick(given) == {"completions": [2], "answer": [4]}
-    assert Signature(every).pick(given) == given
-    assert Signature(none).pick(given) == {}
-
-
-def test_an_object_with_call_is_a_function() -> None:
-    class Judge:
-        def __call__(self, *, prompts: Any) -> None: ...
-
-    assert Signature(Judge()).pick({"prompts": [1], "answer": [2]}) == {"prompts": [1]}
-
-
-def test_a_column_that_the_row_lacks_is_named() -> None:
-    def wants(completions: Any, answer: Any) -> None: ...
-
-    with pytest.raises(RewardError, match=r"\['answer'\].*some of \['completions', 'prompts'\]"):
-        Signature(wants).pick({"prompts": [1], "completions": [2]})
-
-
-def test_arguments_by_position_only_are_refused() -> None:
-    def fixed(prompts: Any, /, **columns: Any) -> None: ...
-
-    with pytest.raises(RewardError, match="by position only; got prompts"):
-        Signature(fixed)
-    with pytest.raises(RewardError, match="does not show its arguments"):
-        Signature(dict)
+@pytest.mark.parametrize(("arguments", "form"), [("prompts, /", Form.AUTO), ("text, /", Form.VERL)])
+def test_arguments_by_position_only_are_refused_but_by_easyr1(arguments: str, form: Form) -> None:
+    with pytest.raises(RewardError, match="by position only"):
+        adapt(made(arguments), form, {})
+    assert adapt(made("text, /"), Form.EASYR1, {}).form is Form.EASYR1

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rollplex.protocol.reward import RewardProblem
-from rollplex.rewards.validate import Finding, check, weighted_sum
+from rollplex.rewards.validate import MAX_NAME_CHARS, MAX_PARTS, Finding, bounded, check, take_parts, weighted_sum
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_numbers_and_abstentions_are_taken(returned: object, wanted: list[float 
         ((x for x in range(3)), "wrong_type", "generator"),
         (torch.tensor(1.0), "wrong_type", "Tensor"),
         ([0, "1", 0], "wrong_type", "sample 1: str '1'"),
-        ([0, 0, True], "wrong_type", "sample 2: bool True"),
+        ([0, 0, True], "wrong_type", "sample 2: bool True; float(…) makes 1.0 or 0.0 of it, if that is meant"),
         ([np.True_, 0, 0], "wrong_type", "sample 0: bool True"),
         ([torch.tensor(True), 0, 0], "wrong_type", "sample 0: bool True"),
         ([0, [1], 0], "wrong_type", "sample 1: list"),
@@ -63,6 +63,26 @@ def test_anything_else_is_a_finding_and_never_a_zero(returned: Any, problem: str
     assert isinstance(finding, Finding)
     assert finding.problem is RewardProblem(problem)
     assert says in finding.detail
+
+
+def test_dicts_are_split_into_the_reward_and_finite_numbers() -> None:
+    returned = [
+        {"score": 1, "acc": True, "pred": "7", "iou": np.float32(0.5), "list": [1]},
+        {"acc": np.False_, "score": None, "iou": math.nan},
+        0.25,
+        {"acc": 1.0},
+    ]
+    rewards, parts = take_parts(returned, "score")
+    assert rewards == [1, None, 0.25, {"acc": 1.0}]
+    assert parts == {"acc": [1.0, 0.0, 1.0], "iou": [0.5]}
+    assert isinstance(check(rewards, 4), Finding)
+    assert take_parts("text", "score") == ("text", {})
+
+
+def test_parts_are_bounded_in_number_and_name() -> None:
+    parts = bounded({f"{n:03}" + "x" * 100: [1.0] for n in range(100)})
+    assert len(parts) == MAX_PARTS
+    assert {len(name) for name in parts} == {MAX_NAME_CHARS}
 
 
 def test_rewards_are_weighted_sums_over_those_that_do_not_abstain() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from rollplex.errors import ProtocolError
 from rollplex.protocol.trainer import Loss, Scale
-from rollplex_trainer.advantages import Float64s, GroupAdvantages, group_advantages
+from rollplex_trainer.advantages import Float64s, GroupAdvantages, group_advantages, standard_deviation
 
 GROUP = [0.0, 1.0, 0.25, 1.0]
 BATCH = [0.0, 1.0, 0.25, 1.0, 3.0, 3.0, 3.0, 3.0]
@@ -54,6 +54,20 @@ def test_a_group_without_spread_gets_exactly_0(loss: Loss, scale: Scale, reward:
     assert got.values.tolist() == [0.0] * size
     assert got.weights.tolist() == [1.0] * size
     assert not got.spread
+
+
+@pytest.mark.parametrize("reward", [0.1, 0.9, 1e8 + 0.1, -1e18])
+def test_equal_rewards_have_a_spread_of_exactly_0(reward: float) -> None:
+    assert [standard_deviation(np.full(size, reward)) for size in range(12)] == [0.0] * 12
+
+
+def test_a_small_spread_on_large_rewards_is_not_lost() -> None:
+    """To float32 these four are one number."""
+    rewards = [1e8, 1e8 + 0.1, 1e8 + 0.2, 1e8 + 0.3]
+    got = advantages(rewards, scale=Scale.GROUP)
+    small = advantages([0.0, 0.1, 0.2, 0.3], scale=Scale.GROUP)
+    assert got.values.tolist() == pytest.approx(small.values.tolist(), rel=1e-6)
+    assert len(set(np.asarray(rewards, np.float32).tolist())) == 1
 
 
 def test_equal_numbers_can_have_another_mean_so_subtraction_alone_would_not_give_0() -> None:

@@ -5,7 +5,6 @@ Owns the sums over rows. Knows nothing of when an evaluation is due.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 
 from rollplex.config.job import EvalSection
@@ -15,13 +14,14 @@ from rollplex.errors import RewardError
 from rollplex.journal.events import EvalDone, EvalStarted
 from rollplex.journal.phases import Phase
 from rollplex.protocol.common import Role
-from rollplex.protocol.reward import GroupRewarded, RewardFailed, RewardGroup
+from rollplex.protocol.reward import GroupRewarded, RewardFailed, RewardGroup, RewardPart
 from rollplex.protocol.rollout import GenerateUnit, GroupFinished, UnitGenerated
 from rollplex_coordinator.completions import Completion, completions_of
 from rollplex_coordinator.context import Context
 from rollplex_coordinator.feed import StepInputs
 from rollplex_coordinator.hub import Peer
 from rollplex_coordinator.problems import reward_error
+from rollplex_coordinator.reported import finite, mean, part_means
 
 KEY = 2**40
 """Inputs of evaluations have keys from here on; those of training steps are the steps."""
@@ -42,6 +42,7 @@ class Evaluation:
         self._lengths: list[int] = []
         self._rewards: list[float] = []
         self._by_function: dict[str, list[float]] = {}
+        self._parts: list[RewardPart] = []
 
     def run(self) -> dict[str, float]:
         """Evaluate, journal and record the means; pumps until done.
@@ -115,6 +116,7 @@ class Evaluation:
                 source=self._section.name,
                 row=row,
                 responses=message.responses,
+                stopped=message.stopped,
             ),
             f"reward row {row} of {self._section.name}",
             self._c.reward_s,
@@ -126,10 +128,11 @@ class Evaluation:
 
     def _on_rewarded(self, _peer: Peer, message: GroupRewarded) -> None:
         self._pending.discard(message.group)
-        self._rewards += _values(message.rewards)
+        self._rewards += finite(message.rewards)
+        self._parts += message.parts
         functions = self._c.config.rewards.functions
         for function, values in zip(functions, message.by_function, strict=True):
-            self._by_function.setdefault(function.name, []).extend(_values(values))
+            self._by_function.setdefault(function.name, []).extend(finite(values))
         assert self._inputs is not None, "a batch is running"
         answer = self._answers.pop(message.group)
         self._completions += completions_of(
@@ -154,17 +157,10 @@ class Evaluation:
                 needed="at least one number",
                 do="Let a reward function score these rows.",
             )
-        metrics = {"reward": _mean(self._rewards), "count": float(len(self._lengths))}
-        metrics["completions/mean_length"] = _mean([float(n) for n in self._lengths])
+        metrics = {"reward": mean(self._rewards), "count": float(len(self._lengths))}
+        metrics["completions/mean_length"] = mean([float(n) for n in self._lengths])
         for name, values in self._by_function.items():
-            metrics[f"rewards/{name}/mean"] = _mean(values)
+            metrics[f"rewards/{name}/mean"] = mean(values)
+        names = [function.name for function in self._c.config.rewards.functions]
+        metrics |= part_means(names, self._parts)
         return metrics
-
-
-def _values(blob: bytes) -> list[float]:
-    """Those that are there: NaN is an abstention."""
-    return [value for (value,) in struct.iter_unpack("<d", blob) if value == value]  # noqa: PLR0124 - NaN differs
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else float("nan")

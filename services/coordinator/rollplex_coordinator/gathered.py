@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rollplex.protocol.common import Logprobs, Responses
-from rollplex.protocol.reward import GroupRewarded, RewardFailed
+from rollplex.protocol.reward import GroupRewarded, RewardFailed, RewardPart
 
 
 @dataclass(kw_only=True)
@@ -13,6 +13,7 @@ class Gathered:
     """Grows while the step runs; nothing is ever replaced.
 
     rewards: float64 [G] per group, all NaN for a group that is skipped. by_function: the same per reward function.
+    parts: what functions report beside their rewards.
     rewarded: of groups whose texts are written down. stopped: per sample whether it ended by a stop id. prefix_spans,
     rollout_span: begin and end, seconds.
     """
@@ -22,6 +23,7 @@ class Gathered:
     reference_logprobs: dict[int, Logprobs] = field(default_factory=dict)
     rewards: dict[int, bytes] = field(default_factory=dict)
     by_function: dict[int, tuple[bytes, ...]] = field(default_factory=dict)
+    parts: dict[int, tuple[RewardPart, ...]] = field(default_factory=dict)
     stopped: dict[int, tuple[bool, ...]] = field(default_factory=dict)
     rewarded: dict[int, GroupRewarded] = field(default_factory=dict)
     skipped: dict[int, RewardFailed] = field(default_factory=dict)

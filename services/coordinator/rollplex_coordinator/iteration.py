@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import math
 import statistics
-import struct
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from rollplex.config.checks import TRAIN
 from rollplex.data.order import epochs
@@ -20,6 +19,7 @@ from rollplex_coordinator.context import Context
 from rollplex_coordinator.feed import StepInputs
 from rollplex_coordinator.gathered import Gathered
 from rollplex_coordinator.plan import plan_step
+from rollplex_coordinator.reported import finite, part_means
 from rollplex_coordinator.schedule import Mode, Schedule
 from rollplex_coordinator.spread import mean_std
 from rollplex_coordinator.step import TrainStep
@@ -126,10 +126,11 @@ def _reward_metrics(c: Context, gathered: Gathered) -> dict[str, float]:
     names = [function.name for function in c.config.rewards.functions]
     metrics: dict[str, float] = {"skipped_groups": float(len(gathered.skipped))}
     for index, name in enumerate(names):
-        values = [v for group in sorted(gathered.by_function) for v in _finite(gathered.by_function[group][index])]
+        values = [v for group in sorted(gathered.by_function) for v in finite(gathered.by_function[group][index])]
         mean, std = mean_std(values) if values else (math.nan, 0.0)
         metrics[f"rewards/{name}/mean"] = mean
         metrics[f"rewards/{name}/std"] = std
+    metrics |= part_means(names, [part for group in sorted(gathered.parts) for part in gathered.parts[group]])
     lengths = [n for group in sorted(gathered.responses) for n in gathered.responses[group].lengths]
     stopped = [s for group in sorted(gathered.stopped) for s in gathered.stopped[group]]
     metrics |= _lengths("length", lengths)
@@ -144,10 +145,6 @@ def _lengths(name: str, lengths: Sequence[int]) -> dict[str, float]:
         f"completions/min_{name}": float(min(lengths)),
         f"completions/max_{name}": float(max(lengths)),
     }
-
-
-def _finite(blob: bytes) -> Iterable[float]:
-    return [value for (value,) in struct.iter_unpack("<d", blob) if math.isfinite(value)]
 
 
 def _share_inside(spans: Sequence[tuple[float, float]], window: tuple[float, float]) -> float:

@@ -123,7 +123,7 @@ def load_models(node: Node, memory: Memory, sizes: Sizes, data: DataChecked) -> 
 def open_rewards(node: Node) -> None:
     """Have the reward child import the user's functions."""
     config, start_s = node.config, time.monotonic()
-    node.link.call(
+    opened = node.link.call(
         Role.REWARD,
         lambda cause: OpenRewards(
             cause=cause,
@@ -132,11 +132,14 @@ def open_rewards(node: Node) -> None:
             functions=wire.reward_functions(config),
             time_limit_s=config.rewards.time_limit_s,
             memory_limit_bytes=config.rewards.memory_limit,
+            workers=config.rewards.workers,
         ),
         "import the reward functions",
         config.deadlines.load_s,
         RewardsOpened,
     )
+    for note in opened.notes:
+        log.info("rewards: %s", note)
     if node.record.phase is Phase.LOAD:
         node.record.stage("import rewards", start_s)
 

@@ -115,6 +115,7 @@ class Orders:
                 source=TRAIN,
                 row=self._inputs.rows[group],
                 responses=self._g.responses[group],
+                stopped=self._g.stopped[group],
             ),
             f"reward group {group} (row {self._inputs.rows[group]}, step {self._step})",
             self._c.reward_s,

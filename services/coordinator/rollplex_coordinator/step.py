@@ -15,7 +15,7 @@ from typing import TypeAlias, assert_never
 from rollplex.journal import events
 from rollplex.journal.events import UnitKind
 from rollplex.protocol.prefix import PrefixBackwardDone, PrefixReady, SuffixScored, Which
-from rollplex.protocol.reward import GroupRewarded, RewardFailed, RewardProblem
+from rollplex.protocol.reward import GroupRewarded, RewardFailed
 from rollplex.protocol.rollout import GroupFinished, UnitGenerated
 from rollplex.protocol.trainer import SuffixTrained
 from rollplex_coordinator.context import Context
@@ -64,7 +64,6 @@ class TrainStep:
         self._orders = Orders(context, plan, inputs, self._g)
         self._todo: deque[Instruction] = deque()
         self._doing = False
-        self._rewards_restart = False
 
     def run(self) -> Gathered:
         """Do the step; pumps until every gradient of it is in the arenas."""
@@ -105,8 +104,7 @@ class TrainStep:
             case Forward(which=which, unit=unit):
                 self._orders.forward(which, unit)
             case Reward(group=group):
-                if not self._rewards_restart:  # else it is asked for once the child is back
-                    self._orders.reward(group)
+                self._orders.reward(group)
             case Score(unit=unit, release=release):
                 self._orders.score(unit, release=release)
             case Train():
@@ -153,6 +151,7 @@ class TrainStep:
     def _on_rewarded(self, _peer: Peer, message: GroupRewarded) -> None:
         self._g.rewards[message.group] = message.rewards
         self._g.by_function[message.group] = message.by_function
+        self._g.parts[message.group] = message.parts
         if message.group < self._c.config.run.log_completions:
             self._g.rewarded[message.group] = message
         mean, std = _mean_std(message.rewards)
@@ -186,8 +185,6 @@ class TrainStep:
         self._g.skipped[message.group] = message
         nan = struct.pack("<d", float("nan"))
         self._g.rewards[message.group] = nan * len(self._g.responses[message.group].lengths)
-        if message.problem is RewardProblem.TIMED_OUT:
-            self._replace_reward_child()
         self._do(self._schedule.group_rewarded(message.group))
 
     def _on_prefix_ready(self, peer: Peer, message: PrefixReady) -> None:
@@ -221,14 +218,6 @@ class TrainStep:
         self._unit(peer, UnitKind.PREFIX_BACKWARD, message.unit, groups, message)
         self._c.gate.prefix_backward_done(message.unit)
         self._do(self._schedule.backward_done(message.unit))
-
-    def _replace_reward_child(self) -> None:
-        """What was asked of the old child is asked of the new one; groups that finish meanwhile wait for it."""
-        self._rewards_restart = True
-        self._c.restart_rewards()
-        self._rewards_restart = False
-        for group in sorted(self._g.responses.keys() - self._g.rewards.keys()):
-            self._orders.reward(group)
 
     def _unit(self, peer: Peer, kind: UnitKind, unit: int, groups: tuple[int, ...], answer: _Timed) -> None:
         self._c.record.append(

@@ -95,5 +95,5 @@ def _divisor(known: Float64s, scale: Scale, batch_rewards: Float64s | None) -> f
 
 
 def standard_deviation(known: Float64s) -> float:
-    """Sample standard deviation of rewards without NaN; 0.0 for fewer than two."""
-    return float(known.std(ddof=1)) if known.size > 1 else 0.0
+    """Sample standard deviation of rewards without NaN; exactly 0.0 for fewer than two, and if all are equal."""
+    return float(known.std(ddof=1)) if known.size > 1 and known.max() > known.min() else 0.0

@@ -5,13 +5,15 @@ Each section checks its own fields; what concerns several sections is in `checks
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, ValidationInfo, model_validator
+from pydantic import AfterValidator, Field, JsonValue, ValidationInfo, model_validator
 
 from rollplex.config.base import FilePath, Section, Size, TokenText
+from rollplex.protocol.reward import Form
 from rollplex.protocol.trainer import Loss, Scale
 
 
@@ -74,6 +76,7 @@ class RolloutSection(Section):
     samples. Empty: off."""
 
 
+MAX_OPTIONS_CHARS = 65_536
 _SPEC = re.compile(r"(?:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*|[^\x00:]+\.py):[A-Za-z_]\w*")
 
 
@@ -91,8 +94,18 @@ def _function_against_base(spec: str, info: ValidationInfo) -> str:
     return f"{(base / place).absolute()}:{name}"
 
 
+def _keywords(options: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    wrong = next((name for name in options if not name.isidentifier()), None)
+    if wrong is not None:
+        raise ValueError(f"names of arguments; {wrong!r} is none")
+    if len(json.dumps(options, allow_nan=False)) > MAX_OPTIONS_CHARS:
+        raise ValueError(f"at most {MAX_OPTIONS_CHARS} characters as JSON")
+    return options
+
+
 class RewardFunctionSection(Section):
-    """One function with TRL's batch signature: f(prompts, completions, <columns>, **kwargs) -> list of floats."""
+    """One function, in the signature of TRL (f(prompts, completions, <columns>, **kwargs) -> list of floats), verl
+    (f(data_source, solution_str, ground_truth, extra_info)) or EasyR1 (f(reward_inputs))."""
 
     function: Annotated[
         str, Field(max_length=4096), AfterValidator(_names_a_function), AfterValidator(_function_against_base)
@@ -100,6 +113,10 @@ class RewardFunctionSection(Section):
     """package.module:function, or path/to/file.py:function."""
     weight: float = 1.0
     """Its factor in the sum. 0: computed and reported, not learned from."""
+    signature: Form = Form.AUTO
+    """auto (told from the names of its arguments), trl, verl or easyr1."""
+    options: Annotated[dict[str, JsonValue], AfterValidator(_keywords)] = Field(default_factory=dict, max_length=64)
+    """Further keyword arguments, given with every call; JSON values."""
 
     @property
     def name(self) -> str:
@@ -114,8 +131,10 @@ class RewardsSection(Section):
     """The functions; a response's reward is their weighted sum."""
     time_limit_s: Annotated[float, Field(gt=0.0)] = 30.0
     """Seconds that all functions together may take for one group."""
+    workers: Annotated[int, Field(ge=1, le=64)] = 1
+    """Processes that run the functions, each on one group at a time."""
     memory_limit: Size = 0
-    """Bytes of address space of the process that runs the functions. 0: no limit."""
+    """Bytes of address space of each process that runs the functions. 0: no limit."""
     on_error: Literal["fail", "skip_group"] = "fail"
     """What a function that raises, hangs or returns nonsense does: end the run, or leave out the group, counted."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 from rollplex.config.checks import TRAIN
@@ -108,4 +109,9 @@ def data_sources(config: Config) -> tuple[DataSource, ...]:
 
 def reward_functions(config: Config) -> tuple[RewardFunction, ...]:
     """The reward functions in the order of the configuration."""
-    return tuple(RewardFunction(spec=item.function, weight=item.weight) for item in config.rewards.functions)
+    return tuple(
+        RewardFunction(
+            spec=item.function, weight=item.weight, signature=item.signature, options=json.dumps(item.options)
+        )
+        for item in config.rewards.functions
+    )

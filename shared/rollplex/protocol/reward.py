@@ -25,12 +25,24 @@ from rollplex.protocol.common import (
 from rollplex.protocol.inputs import DataSource
 
 
+class Form(StrEnum):
+    """In which system's way a function is called; auto: told from its arguments."""
+
+    AUTO = "auto"
+    TRL = "trl"
+    VERL = "verl"
+    EASYR1 = "easyr1"
+
+
 class RewardFunction(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One of the user's functions, with TRL's batch signature."""
+    """One of the user's functions."""
 
     spec: Name
     """package.module:function, or path/to/file.py:function."""
     weight: Finite
+    signature: Form = Form.AUTO
+    options: Text = "{}"
+    """A JSON object: further keyword arguments of every call."""
 
 
 # coordinator -> reward, once: import the functions, open the datasets. Answer: RewardsOpened.
@@ -40,23 +52,30 @@ class OpenRewards(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     sources: Annotated[tuple[DataSource, ...], Meta(max_length=64)]
     functions: Annotated[tuple[RewardFunction, ...], Meta(max_length=64)]
     time_limit_s: Seconds
+    """For all functions together on one group."""
     memory_limit_bytes: Count
-    """RLIMIT_AS of the child; 0 is off."""
+    """RLIMIT_AS of each process that runs functions; 0 is off."""
+    workers: Annotated[int, Meta(ge=1, le=64)] = 1
+    """How many processes run functions, each on one group at a time."""
 
 
 # reward -> coordinator
 class RewardsOpened(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     cause: Count
     names: Annotated[tuple[Name, ...], Meta(max_length=64)]
+    notes: Annotated[tuple[Text, ...], Meta(max_length=64)] = ()
+    """Per function in words: whose signature it has, and by what that was told."""
 
 
-# coordinator -> reward: score one group. Answer: GroupRewarded or RewardFailed.
+# coordinator -> reward: score one group. Answer: GroupRewarded or RewardFailed, in any order of the groups.
 class RewardGroup(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     cause: Count
     step: Count
     source: Name
     row: Count
     responses: Responses
+    stopped: Annotated[tuple[bool, ...], Meta(max_length=MAX_ITEMS)]
+    """Per sample: ended by a stop id (else by max_new_tokens)."""
 
 
 class RewardProblem(StrEnum):
@@ -69,6 +88,16 @@ class RewardProblem(StrEnum):
     WRONG_TYPE = "wrong_type"
 
 
+class RewardPart(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A number that a function reports beside its rewards; not learned from."""
+
+    function: Annotated[int, Meta(ge=0, le=63)]
+    """Index among the functions."""
+    name: Name
+    values: Blob
+    """float64, finite, one for each sample (or call) that has it."""
+
+
 # reward -> coordinator
 class GroupRewarded(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     cause: Count
@@ -78,14 +107,15 @@ class GroupRewarded(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """float64 [G]: the weighted sum over functions; a function that returned None for a sample abstains there."""
     by_function: Annotated[tuple[Blob, ...], Meta(max_length=64)]
     """Per function float64 [G], NaN where it abstained."""
+    parts: Annotated[tuple[RewardPart, ...], Meta(max_length=4_096)] = ()
     texts: Annotated[tuple[Text, ...], Meta(max_length=MAX_ITEMS)]
     """The decoded completions."""
     start_s: Seconds
     end_s: Seconds
 
 
-# reward -> coordinator: a function could not score this group. After timed_out the child answers nothing more: it is to
-# be replaced, and what it was sent since is sent again.
+# reward -> coordinator: a function could not score this group. The child goes on with the others, whatever the function
+# did: it replaces the process that ran it.
 class RewardFailed(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     cause: Count
     step: Count

@@ -1,8 +1,8 @@
 """The coordinator's reward child: decodes completions and has the user's functions score them.
 
-The functions themselves run in a process of their own (`rollplex.rewards.runner`), which is killed when its time is up
-and replaced when it is lost. Owns what the messages of `rollplex.protocol.reward` do. Does not know what a failure
-means for the run: that is the coordinator's policy.
+The functions themselves run in processes of their own (`rollplex.rewards.runner`), each of which is killed when its
+time is up and replaced when it is lost, while the others go on. Owns what the messages of `rollplex.protocol.reward`
+do. Does not know what a failure means for the run: that is the coordinator's policy.
 """
 
 from __future__ import annotations
@@ -11,35 +11,45 @@ import logging
 import math
 import os
 import struct
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import assert_never
+from typing import TypeAlias, assert_never
+
+import msgspec
 
 from rollplex.data.rows import Rows
 from rollplex.data.tokenizer import TextTokenizer
 from rollplex.errors import ConfigError, ProtocolError, StateError
-from rollplex.protocol.common import Leave, Responses
+from rollplex.protocol.common import Failed, Leave, Responses
+from rollplex.protocol.inputs import DataSource
 from rollplex.protocol.reward import (
     FromReward,
     GroupRewarded,
     OpenRewards,
     RewardFailed,
+    RewardFunction,
     RewardGroup,
-    RewardProblem,
+    RewardPart,
     RewardsOpened,
     ToReward,
 )
+from rollplex.rewards.pool import Outcome, Pool
 from rollplex.rewards.process import FunctionProcess
 from rollplex.rewards.validate import weighted_sum
-from rollplex.rewards.wire import Score
+from rollplex.rewards.wire import Broke, Function, Images, Returned, Score
+from rollplex.worker.runtime import report
 
 MAX_TEXT_CHARS = 65_536
+OUTPUT_LIMIT_BYTES = 16 * 2**20
+"""Of what the functions print over the whole run, so much reaches the log."""
 log = logging.getLogger("rollplex.rewards")
+Reply: TypeAlias = Callable[[FromReward], None]
+Functions: TypeAlias = tuple[tuple[str, float], ...]
+"""Name and weight of each, in their order."""
 
 
 class RewardService:
-    """Scores groups, one after the other.
+    """Scores groups, as many at once as there are processes for it. Answers come from the pool's threads.
 
     Args:
         output: where what the functions print goes; the log of this process by default.
@@ -47,15 +57,14 @@ class RewardService:
 
     def __init__(self, output: Callable[[bytes], object] = lambda content: os.write(2, content)) -> None:
         self._output = output
-        self._opened: OpenRewards | None = None
-        self._names: tuple[str, ...] = ()
+        self._pool: Pool | None = None
+        self._functions: Functions = ()
+        self._sources: dict[str, DataSource] = {}
         self._rows: dict[str, Rows] = {}
-        self._replaced = False
+        self._images = False
 
-    def handle(self, message: ToReward, reply: Callable[[FromReward], None]) -> None:
-        """Carry out one instruction and answer it. A function that fails is an answer (RewardFailed), not an error.
-
-        After a time-out the child answers nothing more: a new one takes its place.
+    def handle(self, message: ToReward, reply: Reply) -> None:
+        """Carry out one instruction; a group is answered later. A function that fails is an answer (RewardFailed).
 
         Raises:
             ConfigError: no function has a weight.
@@ -67,73 +76,74 @@ class RewardService:
             case OpenRewards():
                 reply(self._open(message))
             case RewardGroup():
-                if not self._replaced:
-                    reply(self._score(message))
+                self._submit(message, reply)
             case Leave():
                 self.close()
             case _:
                 assert_never(message)
 
     def close(self) -> None:
-        """End the process of the functions."""
-        if self._opened is not None:
-            self._process.end()
+        """End the processes of the functions."""
+        if self._pool is not None:
+            self._pool.close()
 
     def _open(self, message: OpenRewards) -> RewardsOpened:
-        if not any(function.weight for function in message.functions):
-            raise ConfigError(
-                "No reward function has a weight",
-                got=str([function.weight for function in message.functions]),
-                needed="at least one that is not 0",
-            )
-        self._names = names_of([function.spec for function in message.functions])
+        weights = [function.weight for function in message.functions]
+        if not any(weights):
+            raise ConfigError("No reward function has a weight", got=str(weights), needed="at least one that is not 0")
+        names = names_of([function.spec for function in message.functions])
+        self._functions = tuple(zip(names, weights, strict=True))
         self._tokenizer = TextTokenizer(Path(message.model_path))
+        self._sources = {source.name: source for source in message.sources}
         self._rows = {source.name: Rows(Path(source.path)) for source in message.sources}
-        specs = [function.spec for function in message.functions]
-        self._process = FunctionProcess(specs, message.memory_limit_bytes, self._output)
-        self._process.start()
-        self._opened = message
-        return RewardsOpened(cause=message.cause, names=self._names)
+        functions = tuple(_function(item) for item in message.functions)
+        self._pool = Pool(
+            lambda cancel_fd: FunctionProcess(
+                functions,
+                message.memory_limit_bytes,
+                self._output,
+                output_limit_bytes=OUTPUT_LIMIT_BYTES // message.workers,
+                cancel_fd=cancel_fd,
+            ),
+            message.workers,
+            message.time_limit_s,
+        )
+        ready = self._pool.start()
+        self._images = ready.images
+        for sentence in ready.taken:
+            log.info("%s", sentence)
+        return RewardsOpened(cause=message.cause, names=names, notes=ready.taken)
 
-    def _score(self, message: RewardGroup) -> GroupRewarded | RewardFailed:
+    def _submit(self, message: RewardGroup, reply: Reply) -> None:
         rows = self._rows.get(message.source)
-        if self._opened is None or rows is None:
+        if self._pool is None or rows is None:
             raise StateError("No such dataset is open", got=message.source, needed=str(sorted(self._rows)))
-        texts = self._texts(message.responses)
+        responses = message.responses
+        texts = self._texts(responses)
+        if len(message.stopped) != len(texts):
+            raise ProtocolError(
+                "A group's stops do not fit its responses",
+                got=f"{len(message.stopped)} stops for {len(texts)} responses",
+                needed="one for each",
+                where=f"group {responses.group}",
+            )
         request = Score(
             row=rows.line(message.row),
             texts=texts,
-            lengths=message.responses.lengths,
-            tokens=message.responses.tokens,
+            lengths=responses.lengths,
+            tokens=responses.tokens,
+            stopped=message.stopped,
+            step=message.step,
+            source=message.source,
+            images=self._row_images(message) if self._images else None,
         )
-        start_s = time.monotonic()
-        outcome = self._process.score(request, self._opened.time_limit_s)
-        group, step = message.responses.group, message.step
-        if not isinstance(outcome, list):
-            name = self._names[outcome.function]
-            place = rows.where(message.row)
-            log.warning("step %d, group %d, %s: %s: %s", step, group, place, name, outcome.detail)
-            self._replaced = outcome.problem is RewardProblem.TIMED_OUT
-            return RewardFailed(
-                cause=message.cause,
-                step=step,
-                group=group,
-                row=message.row,
-                place=place[:MAX_TEXT_CHARS],
-                function=name,
-                problem=outcome.problem,
-                detail=outcome.detail[:MAX_TEXT_CHARS],
-            )
-        return GroupRewarded(
-            cause=message.cause,
-            step=step,
-            group=group,
-            rewards=_blob(weighted_sum(outcome, [function.weight for function in self._opened.functions])),
-            by_function=tuple(_blob(values) for values in outcome),
-            texts=tuple(text[:MAX_TEXT_CHARS] for text in texts),
-            start_s=start_s,
-            end_s=time.monotonic(),
-        )
+        self._pool.submit(_Group(message, request, self._functions, rows.where(message.row), reply))
+
+    def _row_images(self, message: RewardGroup) -> Images:
+        source = self._sources[message.source]
+        places: Sequence[object] = self._rows[message.source].row(message.row).images
+        names = tuple(place for place in places if isinstance(place, str))
+        return Images(folder=source.image_dir, names=names, max_pixels=source.max_image_pixels)
 
     def _texts(self, responses: Responses) -> tuple[str, ...]:
         if 4 * sum(responses.lengths) != len(responses.tokens) or not responses.lengths:
@@ -152,6 +162,69 @@ class RewardService:
         return tuple(texts)
 
 
+class _Group:
+    """One group on its way through the pool: turns what comes back into the answer."""
+
+    def __init__(
+        self,
+        message: RewardGroup,
+        request: Score,
+        functions: Functions,
+        place: str,
+        reply: Reply,
+    ) -> None:
+        self.request = request
+        self._message = message
+        self._functions = functions
+        self._place = place
+        self._reply = reply
+
+    def done(self, outcome: Outcome, start_s: float, end_s: float) -> None:
+        """Answer with rewards, or with the function that failed."""
+        if isinstance(outcome, Broke):
+            self._reply(self._failure(outcome))
+        else:
+            self._reply(self._rewarded(outcome, start_s, end_s))
+
+    def failed(self, error: Exception) -> None:
+        """Tell the coordinator that no function can be called any more."""
+        log.error("no function can be called any more: %s", error, exc_info=error)
+        self._reply(Failed(cause=self._message.cause, error=report(error)))
+
+    def _rewarded(self, outcome: Sequence[Returned], start_s: float, end_s: float) -> GroupRewarded:
+        values = [item.values for item in outcome]
+        return GroupRewarded(
+            cause=self._message.cause,
+            step=self._message.step,
+            group=self._message.responses.group,
+            rewards=_blob(weighted_sum(values, [weight for _, weight in self._functions])),
+            by_function=tuple(_blob(item) for item in values),
+            parts=tuple(
+                RewardPart(function=item.function, name=name, values=_blob(numbers))
+                for item in outcome
+                for name, numbers in item.parts.items()
+            ),
+            texts=tuple(text[:MAX_TEXT_CHARS] for text in self.request.texts),
+            start_s=start_s,
+            end_s=end_s,
+        )
+
+    def _failure(self, broke: Broke) -> RewardFailed:
+        message, (name, _) = self._message, self._functions[broke.function]
+        group = message.responses.group
+        log.warning("step %d, group %d, %s: %s: %s", message.step, group, self._place, name, broke.detail)
+        return RewardFailed(
+            cause=message.cause,
+            step=message.step,
+            group=group,
+            row=message.row,
+            place=self._place[:MAX_TEXT_CHARS],
+            function=name,
+            problem=broke.problem,
+            detail=broke.detail[:MAX_TEXT_CHARS],
+        )
+
+
 def names_of(specs: Sequence[str]) -> tuple[str, ...]:
     """Short names for the functions, all different: what stands behind the colon, numbered where it repeats."""
     names: list[str] = []
@@ -163,6 +236,15 @@ def names_of(specs: Sequence[str]) -> tuple[str, ...]:
             name = f"{base}#{number}"
         names.append(name)
     return tuple(names)
+
+
+def _function(item: RewardFunction) -> Function:
+    """As the runner is told it. Raises ProtocolError if the options are no JSON object."""
+    try:
+        options = msgspec.json.decode(item.options, type=dict[str, object])
+    except msgspec.DecodeError as error:
+        raise ProtocolError("A function's options are no JSON object", got=str(error), where=item.spec) from error
+    return Function(spec=item.spec, form=item.signature, options=options)
 
 
 def _blob(values: Sequence[float | None]) -> bytes:

@@ -2,7 +2,7 @@
 
 Owns its start, its time limit, its death and what it prints. Whatever a function does (hang with or without the
 interpreter, crash, exit, eat memory, print, close its files), `score` returns within the limit and says which function
-it was. Does not know datasets or tokenizers.
+it was. Does not know datasets, tokenizers or other processes of its kind.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from rollplex.rewards.wire import (
     Broke,
     Entered,
     FromRunner,
+    Function,
     Prepare,
     Ready,
     Returned,
@@ -39,9 +40,11 @@ from rollplex.rewards.wire import (
 IMPORT_LIMIT_S = 120.0
 SEND_LIMIT_S = 10.0
 STACK_WAIT_S = 1.5
-OUTPUT_LIMIT_BYTES = 16 * 2**20
-"""Of what the functions print over the whole run, so much reaches the log."""
 _CHUNK_BYTES = 2**16
+
+
+class Cancelled(Exception):  # noqa: N818 - what happened, not an error
+    """Whoever holds this process wants no answer any more."""
 
 
 class _GoneError(Exception):
@@ -51,23 +54,37 @@ class _GoneError(Exception):
 class FunctionProcess:
     """The process that imports and calls the functions; started on first use, and again after it was lost.
 
+    It lives as long as the thread that starts it, which must be the one that uses it.
+
     Args:
-        specs: the functions, in their order.
+        functions: in their order.
         memory_limit_bytes: RLIMIT_AS of the process; 0 is off.
         log: where what it prints goes.
+        output_limit_bytes: of what it prints over the whole run, so much reaches the log.
+        cancel_fd: once it is readable, whoever waits here gets `Cancelled`.
     """
 
-    def __init__(self, specs: Sequence[str], memory_limit_bytes: int, log: Callable[[bytes], object]) -> None:
-        self._prepare = Prepare(specs=tuple(specs), memory_limit_bytes=memory_limit_bytes)
+    def __init__(
+        self,
+        functions: Sequence[Function],
+        memory_limit_bytes: int,
+        log: Callable[[bytes], object],
+        *,
+        output_limit_bytes: int = 16 * 2**20,
+        cancel_fd: int | None = None,
+    ) -> None:
+        self._prepare = Prepare(functions=tuple(functions), memory_limit_bytes=memory_limit_bytes)
         self._log = log
-        self._output_left = OUTPUT_LIMIT_BYTES
+        self._output_limit = self._output_left = output_limit_bytes
+        self._cancel_fd = cancel_fd
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self, limit_s: float = IMPORT_LIMIT_S) -> None:
+    def start(self, limit_s: float = IMPORT_LIMIT_S) -> Ready:
         """Start the process and import the functions.
 
         Raises:
             RewardError: a function that cannot be imported, or an import that does not end.
+            Cancelled: by `cancel_fd`; end the process.
         """
         self._spawn()
         try:
@@ -79,21 +96,22 @@ class FunctionProcess:
             raise RewardError(
                 "Importing the reward functions does not end",
                 got=stack or f"no answer after {limit_s:g} s",
-                where=", ".join(self._prepare.specs),
+                where=self._specs,
             ) from error
         except _GoneError as error:
             self.end()
             raise RewardError(
                 "The process of the reward functions ended while it imported them",
                 got=str(error),
-                where=", ".join(self._prepare.specs),
+                where=self._specs,
             ) from error
         if isinstance(answer, Unusable):
             self.end()
             raise RewardError(answer.what, got=answer.got, needed=answer.needed, do=answer.do, where=answer.where)
         assert isinstance(answer, Ready), f"the runner answers Prepare with {answer}"
+        return answer
 
-    def score(self, request: Score, limit_s: float) -> list[list[float | None]] | Broke:
+    def score(self, request: Score, limit_s: float) -> list[Returned] | Broke:
         """Call every function for one group.
 
         Args:
@@ -101,25 +119,26 @@ class FunctionProcess:
             limit_s: for all functions together.
 
         Returns:
-            [functions][samples], or the first function that failed. After a time-out or a crash the process is gone;
-            the next call starts a new one.
+            What each function returned, or the first function that failed. After a time-out or a crash the process is
+            gone; the next call starts a new one.
 
         Raises:
             RewardError: the process had to be started anew and could not.
+            Cancelled: by `cancel_fd`; end the process.
         """
         if self._process is None:
             self.start()
         deadline = time.monotonic() + limit_s
-        values: list[list[float | None]] = []
+        done: list[Returned] = []
         try:
             self._send(request)
-            while len(values) < len(self._prepare.specs):
+            while len(done) < len(self._prepare.functions):
                 match self._receive(deadline):
-                    case Entered(function=index) if index == len(values):
+                    case Entered(function=index) if index == len(done):
                         pass
-                    case Returned(function=index) as answer if index == len(values):
-                        values.append(answer.values)
-                    case Broke(function=index) as answer if index == len(values):
+                    case Returned(function=index) as answer if index == len(done):
+                        done.append(answer)
+                    case Broke(function=index) as answer if index == len(done):
                         return answer
                     case answer:
                         raise _GoneError(f"it answered {type(answer).__name__} out of turn")
@@ -127,12 +146,12 @@ class FunctionProcess:
             stack = self._stack()
             detail = f"no answer after {limit_s:g} s" + (f"\n{stack}" if stack else "")
             self.end()
-            return Broke(function=len(values), problem=RewardProblem.TIMED_OUT, detail=detail)
+            return Broke(function=len(done), problem=RewardProblem.TIMED_OUT, detail=detail)
         except _GoneError as error:
             self.end()
             detail = f"no answer, the process that ran it was lost: {error}"
-            return Broke(function=len(values), problem=RewardProblem.RAISED, detail=detail)
-        return values
+            return Broke(function=len(done), problem=RewardProblem.RAISED, detail=detail)
+        return done
 
     def end(self) -> None:
         """Kill the process and what it started, if it is there."""
@@ -146,6 +165,10 @@ class FunctionProcess:
         self._channel.close()
         for fd in (self._pidfd, self._stack_fd, self._output_fd):
             os.close(fd)
+
+    @property
+    def _specs(self) -> str:
+        return ", ".join(function.spec for function in self._prepare.functions)
 
     def _spawn(self) -> None:
         ours, theirs = socket.socketpair()
@@ -179,10 +202,11 @@ class FunctionProcess:
             raise _GoneError(self._fate(error)) from error
 
     def _receive(self, deadline: float) -> FromRunner:
-        """The next message. Raises TimeoutError, or _GoneError if none will come."""
+        """The next message. Raises TimeoutError, Cancelled, or _GoneError if none will come."""
         poll = select.poll()
-        for fd in (self._channel.fileno(), self._pidfd, self._output_fd):
-            poll.register(fd, select.POLLIN)
+        for fd in (self._channel.fileno(), self._pidfd, self._output_fd, self._cancel_fd):
+            if fd is not None:
+                poll.register(fd, select.POLLIN)
         while True:
             message = self._complete()
             if message is not None:
@@ -191,6 +215,8 @@ class FunctionProcess:
             if left_s <= 0:
                 raise TimeoutError
             ready = {fd for fd, _ in poll.poll(left_s * 1000)}
+            if self._cancel_fd in ready:
+                raise Cancelled
             if self._output_fd in ready and not self._print():
                 poll.unregister(self._output_fd)
             if self._channel.fileno() in ready:
@@ -232,7 +258,7 @@ class FunctionProcess:
         if passed:
             self._log(passed)
         if len(content) > len(passed) and passed:
-            self._log(f"\n[what reward functions print beyond {OUTPUT_LIMIT_BYTES} bytes is dropped]\n".encode())
+            self._log(f"\n[what reward functions print beyond {self._output_limit} bytes is dropped]\n".encode())
         return bool(content)
 
     def _stack(self) -> str:
@@ -255,5 +281,6 @@ class FunctionProcess:
         except subprocess.TimeoutExpired:
             return f"it closed its channel{f' ({error})' if error else ''}"
         if code < 0:
-            return f"ended by {signal.Signals(-code).name}"
+            why = ", perhaps for want of memory" if -code == signal.SIGKILL else ""
+            return f"ended by {signal.Signals(-code).name}{why}"
         return f"ended with exit code {code}"

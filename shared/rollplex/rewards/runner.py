@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
-import inspect
 import os
 import resource
 import signal
@@ -24,17 +23,20 @@ from typing import assert_never
 
 import msgspec
 
-from rollplex.errors import RewardError
+from rollplex.errors import RewardError, RollplexError
 from rollplex.protocol.reward import RewardProblem
+from rollplex.rewards.awaiting import settled
+from rollplex.rewards.call import Call
 from rollplex.rewards.loading import load_function, short_trace
-from rollplex.rewards.signature import Signature, batch
-from rollplex.rewards.validate import Finding, check
+from rollplex.rewards.signature import OWNERS, Adapted, adapt
+from rollplex.rewards.validate import Finding, bounded, check, take_parts
 from rollplex.rewards.wire import (
     LENGTH_BYTES,
     TO_RUNNER,
     Broke,
     Entered,
     FromRunner,
+    Images,
     Prepare,
     Ready,
     Returned,
@@ -44,6 +46,8 @@ from rollplex.rewards.wire import (
 )
 
 PR_SET_PDEATHSIG = 1
+MAX_IMAGE_BYTES = 2**30
+"""Of all images of a row together, decoded, 3 bytes a pixel."""
 
 
 class Runner:
@@ -51,63 +55,92 @@ class Runner:
 
     def __init__(self, send: Callable[[FromRunner], None]) -> None:
         self._send = send
-        self._functions: list[tuple[Callable[..., object], Signature]] = []
+        self._functions: list[Adapted] = []
 
     def prepare(self, message: Prepare) -> None:
         """Set the limits, import the functions."""
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         if message.memory_limit_bytes:
             resource.setrlimit(resource.RLIMIT_AS, (message.memory_limit_bytes, message.memory_limit_bytes))
-        for spec in message.specs:
+        with contextlib.suppress(OSError):  # where memory runs out all the same, this process goes first
+            Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+        taken = []
+        for item in message.functions:
             try:
-                function = load_function(spec)
-                self._functions.append((function, Signature(function)))
+                adapted = adapt(load_function(item.spec), item.form, item.options)
             except RewardError as error:
                 parts = {"what": error.what, "got": error.got, "needed": error.needed, "do": error.do}
-                self._send(Unusable(**parts, where=error.where or spec))
+                self._send(Unusable(**parts, where=error.where or item.spec))
                 return
-        self._send(Ready())
+            self._functions.append(adapted)
+            place, _, name = item.spec.rpartition(":")
+            taken.append(f"{name} of {Path(place).name} is taken as {OWNERS[adapted.form]}, {adapted.why}")
+        self._send(Ready(taken=tuple(taken), images=any(adapted.images for adapted in self._functions)))
 
     def score(self, message: Score) -> None:
         """Call the functions in their order, each with lists of its own; stop at the first that fails."""
-        samples = _samples(message)
-        for index, (function, signature) in enumerate(self._functions):
+        for index, function in enumerate(self._functions):
             self._send(Entered(function=index))
-            outcome = _call(function, signature, message, samples)
+            outcome = _call(function, message)
             if isinstance(outcome, Finding):
                 self._send(Broke(function=index, problem=outcome.problem, detail=outcome.detail))
                 return
-            self._send(Returned(function=index, values=outcome))
+            values, parts = outcome
+            self._send(Returned(function=index, values=values, parts=parts))
 
 
-def _call(
-    function: Callable[..., object], signature: Signature, message: Score, samples: list[list[int]]
-) -> list[float | None] | Finding:
+def _call(function: Adapted, message: Score) -> tuple[list[float | None], dict[str, list[float]]] | Finding:
     pid = os.getpid()
+    call = Call(
+        row=msgspec.json.decode(message.row, type=dict[str, object]),
+        texts=message.texts,
+        ids=_samples(message),
+        stopped=message.stopped,
+        step=message.step,
+        source=message.source,
+        load_images=lambda: _load(message.images),
+    )
+    parts: dict[str, list[float]] = {}
     try:
-        row = msgspec.json.decode(message.row, type=dict[str, object])
-        returned = function(**signature.pick(batch(row, message.texts, samples)))
-        if inspect.iscoroutine(returned):
-            import asyncio  # noqa: PLC0415 - a tenth of a second that most functions do not need
-
-            returned = asyncio.run(returned)
-        outcome = check(returned, len(message.texts))
-    except RewardError as error:
+        returned = settled(function.call(call), call)
+        if function.key:
+            returned, parts = take_parts(returned, function.key)
+        outcome = check(returned, len(call))
+        if isinstance(outcome, Finding) and function.key and outcome.problem is RewardProblem.WRONG_TYPE:
+            detail = f"{outcome.detail} (needed: a number, or a dict with it as {function.key!r})"
+            outcome = Finding(problem=outcome.problem, detail=detail)
+    except RollplexError as error:
         outcome = Finding(problem=RewardProblem.RAISED, detail=_said(error))
     except BaseException as error:  # noqa: BLE001 - the user's code may raise anything, SystemExit too
-        outcome = Finding(problem=RewardProblem.RAISED, detail=short_trace(error))
+        sample = "" if call.sample is None else f"sample {call.sample}: "
+        outcome = Finding(problem=RewardProblem.RAISED, detail=sample + short_trace(error))
     if os.getpid() != pid:
         os._exit(0)  # the function forked and its copy came back: only the original may answer
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # the function closed it
             stream.flush()
-    return outcome
+    return outcome if isinstance(outcome, Finding) else (outcome, bounded({**parts, **call.logged}))
 
 
-def _said(error: RewardError) -> str:
+def _said(error: RollplexError) -> str:
     """What goes behind the "got" of another error, so without one of its own."""
-    needed = f" (it may ask for {error.needed})" if error.needed else ""
+    needed = f" (needed: {error.needed})" if error.needed else ""
     return ": ".join(part for part in (error.what, error.got) if part) + needed
+
+
+def _load(images: Images | None) -> list[object]:
+    """Decode a row's images, as many as fit in `MAX_IMAGE_BYTES`; beyond, DataError."""
+    if images is None:
+        return []
+    from rollplex.data.images import ImageFolder  # noqa: PLC0415 - imports numpy, which most functions do not need
+    from rollplex.errors import DataError  # noqa: PLC0415
+
+    folder = ImageFolder(Path(images.folder), images.max_pixels)
+    headers = [folder.header(name) for name in images.names]
+    size = 3 * sum(header.width * header.height for header in headers)
+    if size > MAX_IMAGE_BYTES:
+        raise DataError("The images of this row are too large to be decoded at once", got=f"{size} bytes")
+    return [folder.load(name) for name in images.names]
 
 
 def _samples(message: Score) -> list[list[int]]:

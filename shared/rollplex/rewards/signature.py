@@ -1,79 +1,93 @@
-"""TRL's batch signature: f(prompts=…, completions=…, completion_ids=…, **columns) -> list of rewards.
+"""Whose signature a reward function has: TRL's, verl's or EasyR1's. Told from the names of its arguments.
 
-Owns what a function is called with. As in TRL, a conversational prompt gives conversational completions
-([[{"role": "assistant", "content": text}], …]), a plain text plain texts, and each column of the row is repeated once
-per completion. Other than in TRL, a function that does not take **kwargs gets only what it names.
+    any of                                                          taken as
+    prompts, completions, completion_ids, … (`trl.OFFERED`)         TRL's
+    solution_str, solution_strs                                     verl's
+    reward_inputs, reward_input, predicts, predict, predict_str     EasyR1's
+    none of these, but **kwargs                                     TRL's
+    none of these, or those of two                                  refused: `signature` in the configuration decides
 
-Pure; imports nothing heavy, because it runs in the process of the user's functions.
+Pure.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 
-from rollplex.data.columns import columns_of
 from rollplex.errors import RewardError
+from rollplex.protocol.reward import Form
+from rollplex.rewards import easyr1, trl, verl
+from rollplex.rewards.arguments import Arguments
+from rollplex.rewards.call import Call
+
+MARKS: Mapping[Form, tuple[str, ...]] = {
+    Form.TRL: trl.OFFERED,
+    Form.VERL: (verl.ONE, verl.MANY),
+    Form.EASYR1: easyr1.MARKS,
+}
+OWNERS: Mapping[Form, str] = {Form.TRL: "TRL's", Form.VERL: "verl's", Form.EASYR1: "EasyR1's"}
+_THREE = (
+    "TRL's (prompts, completions, <columns>, **kwargs), verl's (data_source, solution_str, ground_truth, extra_info) "
+    "or EasyR1's (reward_inputs)"
+)
 
 
-def batch(row: Mapping[str, object], texts: Sequence[str], ids: Sequence[Sequence[int]]) -> dict[str, list[object]]:
-    """Everything that a reward function may ask for, by name; each list as long as `texts`.
+@dataclass(frozen=True, kw_only=True)
+class Adapted:
+    """A function that can be called for a group.
 
     Args:
-        row: of the dataset, as it stands in the file.
-        texts: the decoded completions of one group.
-        ids: their tokens.
+        call: calls it; what it returns is a list with one entry for each completion, coroutines among them.
+        key: under which a dict has the reward; empty: no dicts.
+        why: the arguments by which the form was told, in words.
+        images: whether it asks for decoded images.
     """
-    prompt = row["prompt"]
-    completions: list[object] = list(texts)
-    if not isinstance(prompt, str):
-        completions = [[{"role": "assistant", "content": text}] for text in texts]
-    repeated = {name: [value] * len(texts) for name, value in columns_of(row).items()}
-    return {
-        **repeated,
-        "prompts": [prompt] * len(texts),
-        "completions": completions,
-        "completion_ids": [list(sample) for sample in ids],
-    }
+
+    form: Form
+    call: Callable[[Call], object]
+    key: str
+    why: str
+    images: bool
 
 
-class Signature:
-    """Which keywords a function takes.
+def adapt(function: Callable[..., object], wanted: Form, options: Mapping[str, object]) -> Adapted:
+    """Take a function as what its arguments say it is, or as what is wanted.
+
+    Args:
+        options: given with every call.
 
     Raises:
-        RewardError: a function that cannot be called with keywords alone.
+        RewardError: it is none of the forms, or several.
     """
+    arguments = Arguments(function, options)
+    form, why = (wanted, "because the configuration says so") if wanted is not Form.AUTO else _told(arguments)
+    bound = partial(function, **options) if options else function
+    binds = {Form.TRL: trl.bind, Form.VERL: verl.bind, Form.EASYR1: easyr1.bind}
+    keys = {Form.TRL: "", Form.VERL: verl.KEY, Form.EASYR1: easyr1.KEY}
+    return Adapted(
+        form=form,
+        call=binds[form](bound, arguments),
+        key=keys[form],
+        why=f"{why}; arguments ({arguments.shown})",
+        images=form is Form.TRL and trl.IMAGES in arguments.names,
+    )
 
-    def __init__(self, function: Callable[..., object]) -> None:
-        try:
-            parameters = inspect.signature(function).parameters.values()
-        except (TypeError, ValueError) as error:
-            raise RewardError("This function does not show its arguments", got=str(error)) from error
-        fixed = [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY and p.default is p.empty]
-        if fixed:
-            raise RewardError(
-                "This function takes arguments by position only",
-                got=", ".join(fixed),
-                needed="TRL's signature: f(prompts, completions, <columns>, **kwargs)",
-            )
-        named = [p for p in parameters if p.kind in {p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY}]
-        self._takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
-        self._names = [p.name for p in named]
-        self._required = [p.name for p in named if p.default is p.empty]
 
-    def pick(self, available: Mapping[str, list[object]]) -> dict[str, list[object]]:
-        """The keywords of one call.
-
-        Raises:
-            RewardError: the function needs a column that the row lacks.
-        """
-        missing = [name for name in self._required if name not in available]
-        if missing:
-            raise RewardError(
-                "The function asks for what the row lacks",
-                got=f"arguments {missing}",
-                needed=f"some of {sorted(available)}",
-            )
-        if self._takes_all:
-            return dict(available)
-        return {name: available[name] for name in self._names if name in available}
+def _told(arguments: Arguments) -> tuple[Form, str]:
+    names = (*arguments.names, *arguments.fixed)
+    found = {form: [name for name in marks if name in names] for form, marks in MARKS.items()}
+    found = {form: marks for form, marks in found.items() if marks}
+    if not found and arguments.takes_all:
+        return Form.TRL, "because of **kwargs"
+    if len(found) == 1:
+        ((form, marks),) = found.items()
+        return form, f"because of {', '.join(marks)}"
+    clash = " and ".join(f"{', '.join(marks)} ({OWNERS[form]})" for form, marks in found.items())
+    raise RewardError(
+        f"The arguments of this function fit {'two signatures' if found else 'no signature'}",
+        got=f"({arguments.shown})" + (f": {clash}" if found else ""),
+        needed=_THREE,
+        do="Rename them, or say which it is: rewards.functions[…].signature: trl, verl or easyr1.",
+    )

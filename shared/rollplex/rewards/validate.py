@@ -7,6 +7,9 @@
     bool, text, anything else                  wrong type
     NaN, infinite, beyond 1e18                 not finite (its square leaves float32)
 
+In verl's and EasyR1's form an entry may also be a dict, with the reward under a fixed key. Its other numbers, bools
+among them, are parts: reported, not learned from; those that are not finite, and what is no number, are left out.
+
 Nothing is ever replaced by 0.
 """
 
@@ -14,13 +17,16 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
 from rollplex.protocol.reward import RewardProblem
 
 MAX_REWARD = 1e18
+MAX_PARTS = 64
+"""Of one function; the first so many count."""
+MAX_NAME_CHARS = 64
 
 
 class Finding(Struct, frozen=True, kw_only=True):
@@ -47,6 +53,35 @@ def check(returned: object, count: int) -> list[float | None] | Finding:
             return Finding(problem=reward.problem, detail=f"sample {sample}: {reward.detail}")
         rewards.append(reward)
     return rewards
+
+
+def take_parts(returned: object, key: str) -> tuple[object, dict[str, list[float]]]:
+    """Split entries that are dicts into the reward and the other numbers.
+
+    Args:
+        returned: by a function in verl's or EasyR1's form.
+        key: under which a dict has the reward.
+
+    Returns:
+        What `check` is to check, and the other numbers by name, in the order of the samples that have them. A dict
+        without the key is left as it is, for `check` to find.
+    """
+    values = _listed(returned)
+    if values is None:
+        return returned, {}
+    parts: dict[str, list[float]] = {}
+    rewards = [value[key] if isinstance(value, Mapping) and key in value else value for value in values]
+    for value in values:
+        for name, item in value.items() if isinstance(value, Mapping) else ():
+            number = _part(item)
+            if name != key and number is not None:
+                parts.setdefault(str(name), []).append(number)
+    return rewards, parts
+
+
+def bounded(parts: Mapping[str, list[float]]) -> dict[str, list[float]]:
+    """At most `MAX_PARTS` parts, with names that are not too long."""
+    return {name[:MAX_NAME_CHARS]: values for name, values in list(parts.items())[:MAX_PARTS]}
 
 
 def weighted_sum(by_function: Sequence[Sequence[float | None]], weights: Sequence[float]) -> list[float]:
@@ -76,10 +111,11 @@ def _listed(returned: object) -> Sequence[object] | None:
 def _number(value: object) -> float | Finding | None:
     if value is None:
         return None
-    scalar = getattr(value, "item", None)
-    if callable(scalar) and getattr(value, "shape", None) == ():  # numpy's and torch's scalars
-        value = scalar()
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+    value = _unwrapped(value)
+    if isinstance(value, bool):
+        detail = f"{_shown(value)}; float(…) makes 1.0 or 0.0 of it, if that is meant"
+        return Finding(problem=RewardProblem.WRONG_TYPE, detail=detail)
+    if not isinstance(value, numbers.Real):
         return Finding(problem=RewardProblem.WRONG_TYPE, detail=_shown(value))
     try:
         number = float(value)
@@ -88,6 +124,18 @@ def _number(value: object) -> float | Finding | None:
     if not abs(number) <= MAX_REWARD:
         return Finding(problem=RewardProblem.NOT_FINITE, detail=f"{number!r}, not between -1e18 and 1e18")
     return number
+
+
+def _part(value: object) -> float | None:
+    plain = _unwrapped(value)
+    number = _number(float(plain) if isinstance(plain, bool) else plain)
+    return number if isinstance(number, float) else None
+
+
+def _unwrapped(value: object) -> object:
+    """The number in a scalar of numpy or torch."""
+    scalar = getattr(value, "item", None)
+    return scalar() if callable(scalar) and getattr(value, "shape", None) == () else value
 
 
 def _counted(count: int, noun: str) -> str:

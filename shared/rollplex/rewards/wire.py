@@ -11,18 +11,36 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
-from rollplex.protocol.reward import RewardProblem
+from rollplex.protocol.reward import Form, RewardProblem
 
 MAX_FRAME_BYTES = 256 * 2**20
 LENGTH_BYTES = 4
 Index = Annotated[int, Meta(ge=0, lt=64)]
 
 
+class Function(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One function, as the configuration names it."""
+
+    spec: str
+    form: Form = Form.AUTO
+    options: dict[str, object] = {}
+    """Keyword arguments of every call; JSON values."""
+
+
 # child -> runner, first: limit yourself, then import the functions. Answer: Ready or Unusable.
 class Prepare(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
-    specs: tuple[str, ...]
+    functions: tuple[Function, ...]
     memory_limit_bytes: int
     """RLIMIT_AS; 0 is off."""
+
+
+class Images(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The images of a row, for functions that want them decoded."""
+
+    folder: str
+    names: tuple[str, ...]
+    max_pixels: int
+    """Of one image."""
 
 
 # child -> runner: score one group. Answer: for each function Entered, then Returned; at the first that fails, Broke.
@@ -33,11 +51,18 @@ class Score(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=T
     lengths: tuple[int, ...]
     tokens: bytes
     """int32 of all samples, one after the other."""
+    stopped: tuple[bool, ...]
+    step: int = 0
+    source: str = ""
+    images: Images | None = None
 
 
 # runner -> child: the functions are imported.
 class Ready(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
-    pass
+    taken: tuple[str, ...]
+    """Per function in words: as whose it is taken, and why."""
+    images: bool
+    """A function wants decoded images."""
 
 
 # runner -> child: a function cannot be imported or called; parts of a RewardError.
@@ -58,6 +83,8 @@ class Entered(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag
 class Returned(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     function: Index
     values: list[float | None]
+    parts: dict[str, list[float]]
+    """Other numbers that the function reports, by name."""
 
 
 # runner -> child
