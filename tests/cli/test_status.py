@@ -85,6 +85,12 @@ def test_a_run_that_ended_tells_how_and_when_and_what_it_left(runs_dir: Path, ca
     assert (found["live"], found["summary"]["reason"]) == (None, "row 3: no image")
 
 
+def test_a_run_that_served_wanted_none_at_its_start(runs_dir: Path, capsys: Said) -> None:
+    leave(runs_dir / "a-1", started(wanted=0), done(0), done(1), ended())
+    assert run(["status"]) == 0
+    assert "iterations  2\n" in capsys.readouterr().out
+
+
 def test_a_run_that_is_only_starting_is_an_error_that_says_so(runs_dir: Path, capsys: Said) -> None:
     with LiveRun(runs_dir / "a-1") as live:
         (live.run_dir / "http.json").unlink()

@@ -110,7 +110,7 @@ def test_runs_lists_all_newest_first(runs_dir: Path, capsys: pytest.CaptureFixtu
         assert lines[0].split()[:4] == ["name", "started", "state", "iterations"]
         cells = [re.split(r" {2,}", line) for line in lines[1:]]
         assert [(row[0], *row[2:]) for row in cells] == [
-            ("c-1", "running", "12/12", "0.500"),
+            ("c-1", "running", "12", "0.500"),
             ("demo-1", "stopped", "2/10", "0.500", "step_2"),
             ("b-1", "done", "1/10", "0.500"),
         ]

@@ -189,7 +189,7 @@ class _Run:
             if self._work.iterate:
                 self._iterate(context, checkpoints)
             else:
-                say("rollplex: waiting for POST /iterations")
+                say("rollplex: waiting for `rollplex start N` (POST /iterations)")
                 node.link.pump(lambda: self._work.iterate or self._work.checkpoint_wanted or self._work.last)
             if self._work.checkpoint_wanted:
                 self._work.checkpoint_wanted = False

@@ -34,7 +34,7 @@ def _summaries(runs_dir: Path) -> list[Summary]:
 
 def _row(found: Summary) -> tuple[str, ...]:
     started = "" if found.started_s is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(found.started_s))
-    wanted = "" if found.iterations_wanted is None else f"/{max(found.iterations, found.iterations_wanted)}"
+    wanted = f"/{found.iterations_wanted}" if (found.iterations_wanted or 0) >= found.iterations else ""
     checkpoint = "" if found.checkpoint is None else Path(found.checkpoint).name
     reward = "" if found.reward is None else f"{found.reward:.3f}"
     return found.name, started, found.state, f"{found.iterations}{wanted}", reward, checkpoint

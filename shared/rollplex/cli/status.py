@@ -197,8 +197,8 @@ def _ended(summary: Summary) -> Iterator[tuple[str, str]]:
         yield "log", summary.log_path
     if summary.started_s is not None and summary.ended_s is not None:
         yield "lasted", duration(summary.ended_s - summary.started_s)
-    wanted = "" if summary.iterations_wanted is None else f" of {summary.iterations_wanted}"
-    yield "iterations", f"{summary.iterations}{wanted}"
+    wanted = summary.iterations_wanted or 0  # none were wanted at the start of a run that serves
+    yield "iterations", f"{summary.iterations} of {wanted}" if wanted >= summary.iterations else f"{summary.iterations}"
     if summary.reward is not None:
         yield "reward", f"{summary.reward:.3f} in the last iteration"
     yield "checkpoint", summary.checkpoint or "none"

@@ -18,6 +18,7 @@ from rollplex.protocol.claim import Holder, holder_of
 _EXIT_REFUSED = 2
 _STOPPED = "stopped by "
 """How the reason of a run begins that somebody stopped (`rollplex_coordinator.stop`)."""
+_UNUSED = "no coordinator has worked here, or one is just being started"
 _SILENT = "it ended without a word: killed, or the machine went down"
 
 
@@ -69,6 +70,7 @@ def summarize(run_dir: Path, runs_dir: Path) -> Summary:
         run_dir=str(run_dir),
         run=holder.run_id if holder else "",
         state=State.RUNNING if holder else State.NOT_STARTED,
+        reason="" if holder else _UNUSED,
         checkpoint=str(found[-1]) if (found := folders(run_dir / "checkpoints")) else None,
     )
     if not (run_dir / JOURNAL_FILE).is_file():
@@ -91,6 +93,7 @@ def _read(base: Summary, reader: Reader, holder: Holder | None) -> Summary:
         base,
         run=started.run,
         started_s=row.wall_s,
+        reason="",
         iterations=done.step + 1 if done else 0,
         iterations_wanted=started.iterations_wanted,
         reward=done.metrics.get("reward") if done else None,
