@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from PIL import Image
 
@@ -20,10 +21,12 @@ from rollplex.config import load
 from rollplex.demo.picture import Screen
 from rollplex.errors import DataError, ServiceDied
 from rollplex.protocol.claim import claim
+from rollplex.verify.report import Report, read
+from support.reports import make_report
 
 # Leaves eval.jsonl and metrics.jsonl, and completions.jsonl with a right answer to every row but every tenth.
 _STAND_IN = """
-import json, os, signal, sys
+import json, os, shutil, sys
 from pathlib import Path
 from rollplex.config import load
 run_dir, code, evals, steps = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3]), int(sys.argv[4])
@@ -42,8 +45,21 @@ for row in (evals if "answers" in sys.argv else []):
 for name, lines in (("metrics", rows), ("eval", evals), ("completions", answers)):
     if lines:
         (run_dir / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\\n" for line in lines))
+if steps == config.run.iterations:
+    shutil.copytree(config.model.path, run_dir / f"checkpoints/step_{steps}")
 if code < 0:
     os.kill(os.getpid(), -code)
+sys.exit(code)
+"""
+
+# Leaves the report that it was given, if any.
+_VERIFIER = """
+import sys
+from pathlib import Path
+run_dir, code, report = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+if report:
+    (run_dir / "verify.json").write_text(report)
+print("a verifier's story")
 sys.exit(code)
 """
 
@@ -63,7 +79,10 @@ class Stage:
 
     tmp_path: Path
     started: list[Prepared] = field(default_factory=list)
+    verified: list[Prepared] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
+    report: Report | None = field(default_factory=make_report)
+    verify_code: int = 0
 
     @property
     def text(self) -> str:
@@ -77,6 +96,11 @@ class Stage:
             stand_in = [sys.executable, "-c", _STAND_IN, str(prepared.run_dir), str(code), json.dumps(rows)]
             return [*stand_in, str(steps), *(["answers"] if answers else [])]
 
+        def verify(prepared: Prepared) -> list[str]:
+            self.verified.append(prepared)
+            report = "" if self.report is None else msgspec.json.encode(self.report).decode()
+            return [sys.executable, "-c", _VERIFIER, str(prepared.run_dir), str(self.verify_code), report]
+
         self.said.clear()
         screen = Screen(width=100, is_unicode=True, has_colours=False)
         return run_demo(
@@ -86,6 +110,7 @@ class Stage:
             say=self.said.append,
             screen=screen,
             command=command,
+            verify_command=verify,
         )
 
 
@@ -94,32 +119,37 @@ def stage(tmp_path: Path) -> Stage:
     return Stage(tmp_path)
 
 
-def test_the_opening_says_what_will_happen_with_what_and_how_long_it_takes(stage: Stage) -> None:
-    stage.play(_GOOD)
-    opening = stage.text.partition("Result")[0]
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Stage:
+    """A demo that went well."""
+    stage = Stage(tmp_path_factory.mktemp("g"))
+    assert stage.play(_GOOD) == 0
+    return stage
+
+
+def test_the_opening_says_what_will_happen_with_what_and_how_long_it_takes(good: Stage) -> None:
+    opening = good.text.partition("Result")[0]
     for part in ("372,544 parameters", "0, 1, 4, 7", "564 to learn from, 156 held out", "400 iterations", "minute"):
         assert part in opening
     assert "no GPU, no network" in opening
-    assert str(stage.tmp_path / "d") in opening
+    assert str(good.tmp_path / "d") in opening
 
 
-def test_the_end_has_accuracy_before_and_after_and_the_control(stage: Stage) -> None:
-    assert stage.play(_GOOD) == 0
-    assert "0.010 before, 0.974 after 400 iterations (156 scans; blind guessing 0.250)" in stage.text
-    assert "0.263: stays at chance, as it must" in stage.text
-    assert "PASS  held-out accuracy 0.974 (promised: at least 0.85)" in stage.text
-    assert "PASS  grey pictures 0.263 (promised: below 0.40)" in stage.text
-    assert "FAIL" not in stage.text
+def test_the_end_has_accuracy_before_and_after_and_the_control(good: Stage) -> None:
+    assert "0.010 before, 0.974 after 400 iterations (156 scans; blind guessing 0.250)" in good.text
+    assert "0.263: stays at chance, as it must" in good.text
+    assert "PASS  held-out accuracy 0.974 (promised: at least 0.85)" in good.text
+    assert "PASS  grey pictures 0.263 (promised: below 0.40)" in good.text
+    assert "FAIL" not in good.text
 
 
-def test_scans_are_shown_with_the_models_answers_and_as_a_picture_file(stage: Stage) -> None:
-    stage.play(_GOOD)
-    assert "8 of these scans, 2 of the 15 mistakes among them" in stage.text
-    verdicts = next(line for line in stage.said if "✓" in line)
+def test_scans_are_shown_with_the_models_answers_and_as_a_picture_file(good: Stage) -> None:
+    assert "8 of these scans, 2 of the 15 mistakes among them; the digit that was answered:" in good.text
+    verdicts = next(line for line in good.said if "✓" in line)
     assert (verdicts.count("✓"), verdicts.count("✗")) == (6, 2)
-    with Image.open(stage.tmp_path / "d/answers.png") as sheet:
+    with Image.open(good.tmp_path / "d/answers.png") as sheet:
         assert sheet.width == 992
-    assert "answers.png" in stage.text
+    assert "answers.png" in good.text
 
 
 def test_a_run_that_kept_no_answers_says_so_and_is_as_good(stage: Stage) -> None:
@@ -128,16 +158,14 @@ def test_a_run_that_kept_no_answers_says_so_and_is_as_good(stage: Stage) -> None
     assert not (stage.tmp_path / "d/answers.png").exists()
 
 
-def test_the_end_says_where_the_time_went_and_where_the_files_are(stage: Stage) -> None:
-    stage.play(_GOOD)
-    assert "75% of the prefix work" in stage.text
-    assert f"run directory       {stage.tmp_path / 'd/run'}" in stage.text
-    assert f"metrics             {stage.tmp_path / 'd/run/metrics.jsonl'}" in stage.text
+def test_the_end_says_where_the_time_went_and_where_the_files_are(good: Stage) -> None:
+    assert "75% of the prefix work" in good.text
+    assert f"run directory       {good.tmp_path / 'd/run'}" in good.text
+    assert f"metrics             {good.tmp_path / 'd/run/metrics.jsonl'}" in good.text
 
 
-def test_the_output_stays_within_a_hundred_columns_but_for_paths(stage: Stage) -> None:
-    stage.play(_GOOD)
-    assert [line for line in stage.said if len(line) > 104 and str(stage.tmp_path) not in line] == []
+def test_the_output_stays_within_a_hundred_columns_but_for_paths(good: Stage) -> None:
+    assert [line for line in good.said if len(line) > 104 and str(good.tmp_path) not in line] == []
 
 
 @pytest.mark.parametrize(
@@ -197,6 +225,50 @@ def test_an_evaluation_without_the_accuracy_is_an_error(stage: Stage) -> None:
         stage.play([row])
 
 
+def test_the_trained_weights_are_verified_quietly_and_the_report_stays(
+    stage: Stage, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert stage.play(_GOOD) == 0
+    assert [prepared.config.model.path for prepared in stage.verified] == [
+        stage.tmp_path / "d/run/checkpoints/step_400"
+    ]
+    assert "split against unsplit      log-probabilities within 2e-06, gradients within 3e-06" in stage.text
+    assert "PASS  split and unsplit computation agree" in stage.text
+    assert read(stage.tmp_path / "d/run/verify.json") == stage.report
+    assert not (stage.tmp_path / "d/check").exists()
+    assert "a verifier's story" not in "".join(capfd.readouterr())
+
+
+def test_computations_that_differ_are_a_failure_whose_place_is_said(stage: Stage) -> None:
+    stage.report, stage.verify_code = make_report(gradients=0.5), 1
+    assert stage.play(_GOOD) == 1
+    assert "gradients 0.5 APART" in stage.text
+    assert "FAIL  split and unsplit computation differ" in stage.text
+    assert stage.text.count("FAIL") == 1
+    assert (stage.tmp_path / "d/check/output.log").read_text() == "a verifier's story\n"
+    assert str(stage.tmp_path / "d/check") in stage.text
+
+
+@pytest.mark.parametrize("code", [130, 0])
+def test_a_verification_without_a_report_proves_nothing_and_its_code_is_the_demos(stage: Stage, code: int) -> None:
+    stage.report, stage.verify_code = None, code
+    assert stage.play(_GOOD) == code
+    assert "----  split and unsplit computation were not compared" in stage.text
+    assert f"exit code {code}" in stage.text
+    assert str(stage.tmp_path / "d/check/output.log") in stage.text
+
+
+def test_a_broken_promise_outweighs_a_verification_that_was_interrupted(stage: Stage) -> None:
+    stage.report, stage.verify_code = None, 130
+    assert stage.play([_BEFORE, _row("held_out", 400, 0.3), _row("held_out_grey", 400, 0.25)]) == 1
+
+
+def test_only_a_complete_run_is_verified(stage: Stage) -> None:
+    stage.play([_BEFORE], steps=30, code=130)
+    stage.play([_BEFORE], steps=30, code=0)
+    assert stage.verified == []
+
+
 def test_a_second_demo_in_the_folder_leaves_the_first_ones_files(stage: Stage) -> None:
     stage.play(_GOOD)
     first = (stage.tmp_path / "d/answers.png").read_bytes()
@@ -219,9 +291,8 @@ def test_a_folder_in_which_a_demo_runs_is_refused_and_left_alone(
     assert sorted(path.name for path in (tmp_path / "d").iterdir()) == ["run"]
 
 
-def test_the_demos_coordinator_dies_with_it(stage: Stage) -> None:
-    stage.play(_GOOD)
-    command = coordinator_command(stage.started[0], die_with_parent=True)
+def test_the_demos_coordinator_dies_with_it(good: Stage) -> None:
+    command = coordinator_command(good.started[0], die_with_parent=True)
     assert command[1:3] == ["-m", "rollplex_coordinator"]
     assert command[-1] == "--die-with-parent"
 

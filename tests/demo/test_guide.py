@@ -6,9 +6,8 @@ import shlex
 from pathlib import Path
 
 import pytest
-import typer
 
-from rollplex.cli.app import app
+from rollplex.cli.app import run
 from rollplex.demo.guide import file_lines, newest_checkpoint, next_commands, next_lines
 
 
@@ -39,14 +38,14 @@ def test_paths_inside_the_current_folder_are_short(tmp_path: Path, monkeypatch: 
     assert file_lines(tmp_path / "runs/demo/run", None)[-1].split()[-1] == "runs/demo/run"
 
 
-def test_every_command_of_the_guide_is_one_that_the_command_line_takes(tmp_path: Path) -> None:
-    config = tmp_path / "a folder/config.yaml"
-    config.parent.mkdir()
-    config.touch()
-    group = typer.main.get_command(app)
-    said = next_lines(config, program=".venv/bin/rollplex")
-    for (name, *arguments), what in next_commands(config):
-        command = group.commands[name]  # type: ignore[attr-defined]
-        command.make_context(name, list(arguments))
-        line = f"  {shlex.join(['.venv/bin/rollplex', name, *arguments])}"
-        assert said[said.index(line) + 1].strip() == what
+def test_every_command_of_the_guide_is_one_that_the_command_line_takes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = next_lines(tmp_path / "a folder/config.yaml", "demo/run", program=".venv/bin/rollplex")
+    commands = list(next_commands(tmp_path / "a folder/config.yaml", "demo/run"))
+    for arguments, what in commands:
+        assert run([*arguments, "--help"]) == 0  # reads them all, runs nothing
+        assert said[said.index(f"  {shlex.join(['.venv/bin/rollplex', *arguments])}") + 1].strip() == what
+    assert len(commands) == 4
+    assert run(["trace", "demo/run", "--stepz", "100:120", "--help"]) == 2  # so a wrong one would be found
+    capsys.readouterr()

@@ -10,23 +10,28 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from rollplex.cli.child import run_child
+from rollplex.cli.demo_check import CHECK, VerifyCommand, check_exactness, default_command
 from rollplex.cli.start import Prepared, coordinator_command, fresh, prepare, timestamp
+from rollplex.cli.target import name_of
 from rollplex.config.environment import child_environment
 from rollplex.demo import guide, summary
 from rollplex.demo.answers import choose, read_answers
 from rollplex.demo.digits import HELD_OUT
 from rollplex.demo.picture import Screen, draw
 from rollplex.demo.recipe import EVAL_HELD_OUT, DemoFolder, write_demo
-from rollplex.demo.result import Measured, read_result
+from rollplex.demo.result import Measured, Result, read_result
 from rollplex.demo.sheet import write_sheet
 from rollplex.errors import ConfigError, RollplexError
 from rollplex.protocol.claim import holder_of
 from rollplex.protocol.rundir import RunDir, check_path
 
 EXIT_FAILED = 1
+PLAIN_WIDTH = 100
+"""Columns of an output that is no terminal."""
 SHOWN_SCANS, SHOWN_MISTAKES = 8, 2
 Say = Callable[[str], None]
 
@@ -39,6 +44,7 @@ def run_demo(
     say: Say,
     screen: Screen,
     command: Callable[[Prepared], list[str]] = lambda prepared: coordinator_command(prepared, die_with_parent=True),
+    verify_command: VerifyCommand = default_command,
 ) -> int:
     """Write the demo into `folder` (None: a new one in `runs_dir`), run it, and say the result; the exit code.
 
@@ -48,6 +54,7 @@ def run_demo(
         say: gets each line of output.
         screen: what the output can show.
         command: how the coordinator is started.
+        verify_command: how that of the verification at the end is started.
 
     Raises:
         ConfigError: another demo is going on in the folder, or the folder cannot hold a run directory.
@@ -56,7 +63,8 @@ def run_demo(
     """
     folder = (folder or fresh(runs_dir, f"demo-{timestamp()}")).absolute()
     run_dir = fresh(folder, "run")
-    check_path(RunDir(run_dir))  # before a thousand files are written
+    for place in (run_dir, fresh(folder, CHECK)):
+        check_path(RunDir(place))  # before a thousand files are written
     _refuse_if_live(folder)
     _say_all(say, summary.headline())
     written = write_demo(folder, quick=quick)
@@ -71,34 +79,38 @@ def run_demo(
     except RollplexError:
         _tell(written, prepared, say, screen, seconds=time.monotonic() - start_s)
         raise
-    return _tell(written, prepared, say, screen, seconds=time.monotonic() - start_s, code=code)
+    result = _tell(written, prepared, say, screen, seconds=time.monotonic() - start_s)
+    if code != 0 or not result.is_complete:
+        return code
+    run = guide.near(Path(name_of(run_dir, runs_dir)))
+    _say_all(say, guide.next_lines(written.config, run, program=_program()))
+    code, report = check_exactness(written.config, run_dir, say=say, command=verify_command)
+    is_kept, lines = summary.verdict(result, written.promise, is_exact=report.passed if report else None)
+    _say_all(say, lines)
+    return code if is_kept else EXIT_FAILED
 
 
 def screen_of_stdout() -> Screen:
     """What the standard output can show."""
+    encoding = (sys.stdout.encoding or "").lower().replace("-", "")
+    plain = Screen(width=PLAIN_WIDTH, is_unicode=encoding == "utf8", has_colours=False)
+    if not sys.stdout.isatty():
+        return plain
     from rich.console import Console  # noqa: PLC0415 - slow to import
 
     console = Console()
-    has_colours = console.is_terminal and not console.no_color and console.color_system in {"256", "truecolor"}
-    encoding = (sys.stdout.encoding or "").lower().replace("-", "")
-    return Screen(width=console.width, is_unicode=encoding == "utf8", has_colours=has_colours)
+    has_colours = not console.no_color and console.color_system in {"256", "truecolor"}
+    return replace(plain, width=console.width, has_colours=has_colours)
 
 
-def _tell(
-    written: DemoFolder, prepared: Prepared, say: Say, screen: Screen, *, seconds: float, code: int = EXIT_FAILED
-) -> int:
-    """Say what there is; the demo's exit code, if the coordinator's is `code`."""
+def _tell(written: DemoFolder, prepared: Prepared, say: Say, screen: Screen, *, seconds: float) -> Result:
+    """Say what there is; and what was read of it."""
     result = read_result(prepared.run_dir, wanted=prepared.config.run.iterations)
     _say_all(say, summary.result_lines(result, written))
     sheet = _show_answers(result.held_out[-1], written, prepared.run_dir, say, screen) if result.held_out else None
     _say_all(say, summary.time_lines(prepared.run_dir, seconds=seconds))
     _say_all(say, guide.file_lines(prepared.run_dir, sheet))
-    if code == 0 and result.is_complete:
-        _say_all(say, guide.next_lines(written.config, program=_program()))
-        passed, lines = summary.verdict(result, written.promise)
-        _say_all(say, lines)
-        return 0 if passed else EXIT_FAILED
-    return code
+    return result
 
 
 def _show_answers(measured: Measured, written: DemoFolder, run_dir: Path, say: Say, screen: Screen) -> Path | None:
@@ -111,7 +123,7 @@ def _show_answers(measured: Measured, written: DemoFolder, run_dir: Path, say: S
     shown = choose(answers, count=min(SHOWN_SCANS, screen.num_scans), wrong=SHOWN_MISTAKES)
     mistakes, among = (sum(not answer.is_right for answer in some) for some in (answers, shown))
     say("")
-    say(f"  {len(shown)} of these scans, {among} of the {mistakes} mistakes among them, with the model's answer:")
+    say(f"  {len(shown)} of these scans, {among} of the {mistakes} mistakes among them; the digit that was answered:")
     say("")
     _say_all(say, draw(shown, screen))
     sheet = run_dir.parent / f"answers{run_dir.name.removeprefix('run')}.png"

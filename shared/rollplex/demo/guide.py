@@ -23,7 +23,7 @@ def file_lines(run_dir: Path, sheet: Path | None) -> list[str]:
         ("TensorBoard", run_dir / "tensorboard"),
         ("answers", sheet),
     ]
-    lines = [entry(title, _near(path)) for title, path in places if path is not None and path.exists()]
+    lines = [entry(title, near(path)) for title, path in places if path is not None and path.exists()]
     return ["", "Files", "", *lines]
 
 
@@ -34,32 +34,33 @@ def newest_checkpoint(run_dir: Path) -> Path | None:
     return steps[max(steps)] if steps else None
 
 
-def next_commands(config: Path) -> Iterator[tuple[list[str], str]]:
+def next_commands(config: Path, run: str) -> Iterator[tuple[list[str], str]]:
     """(arguments after `rollplex`, what they do): each can be typed as it is.
 
     Args:
         config: the demo's configuration.
+        run: the run that was just made, as commands take it.
     """
-    yield ["up", _near(config), "--iterations", "20", "--set", "run.schedule=serial"], "the same bits, nothing hidden"
-    yield (
-        ["up", _near(config), "--iterations", "20", "--set", "run.share_prefix=false"],
-        "each prompt computed once per answer",
-    )
+    file = near(config)
+    yield ["status", run], "how the run ended, and its newest checkpoint"
+    yield ["trace", run, "--steps", "100:120"], "who worked when, for https://ui.perfetto.dev, and where the time went"
+    yield ["up", file, "--set", "run.schedule=serial"], "the same without overlap: exactly the same accuracies"
+    yield ["bench", "schedules", file, "--repeats", "1"], "what sharing and overlapping prefixes gain here, each alone"
 
 
-def next_lines(config: Path, *, program: str) -> list[str]:
+def next_lines(config: Path, run: str, *, program: str) -> list[str]:
     """What to try next.
 
     Args:
         program: what the user types for `rollplex`.
     """
     lines = ["", "Next", ""]
-    for arguments, what in next_commands(config):
+    for arguments, what in next_commands(config, run):
         lines += [f"  {shlex.join([program, *arguments])}", f"      {what}"]
-    return [*lines, "", "  Your own data and reward: README.md, a JSONL file and a Python function."]
+    return [*lines, "  your own data and reward", "      a JSONL file and a Python function: README.md"]
 
 
-def _near(path: Path) -> str:
-    """Relative to the current folder where it lies inside; so commands stay short."""
+def near(path: Path) -> str:
+    """Relative to the current folder where it lies inside: commands stay short."""
     here = Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)

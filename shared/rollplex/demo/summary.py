@@ -12,7 +12,11 @@ from rollplex.demo.recipe import DemoFolder, Promise
 from rollplex.demo.records import number, read_rows
 from rollplex.demo.result import METRICS, Measured, Result, keeps_grey, keeps_held_out
 from rollplex.presets import TINY
+from rollplex.trace.source import Source
+from rollplex.trace.startup import stages
+from rollplex.trace.where import iteration_table
 
+JOURNAL: Final = "journal.sqlite"
 PREFIX_IN_WINDOW: Final = "time/prefix_in_window"
 _TITLE: Final = 19
 """Columns of what stands before a value."""
@@ -70,46 +74,50 @@ def result_lines(result: Result, written: DemoFolder) -> list[str]:
 
 
 def time_lines(run_dir: Path, *, seconds: float) -> list[str]:
-    """Where an iteration's time goes, and how much of the prefix work is hidden; medians.
+    """How long the run took, how much of the prefix work is hidden, and where an iteration's time goes.
 
     Raises:
         DataError: a line of metrics.jsonl is not a JSON object.
+        JournalError: the journal cannot be read.
     """
-    rows = list(read_rows(run_dir / METRICS))
-    lines = ["", "Time", "", entry("whole run", f"{seconds:.0f} s, start and evaluations included")]
-    names = [name for name in (rows[-1] if rows else {}) if name.startswith("time/") and name.endswith("_s")]
-    medians = {
-        name.removeprefix("time/").removesuffix("_s"): statistics.median(
-            number(row, name, where=METRICS) for row in rows if name in row
-        )
-        for name in names
-    }
-    if medians:
-        shown = ", ".join(f"{name} {1000 * value:.0f} ms" for name, value in medians.items() if name != "step")
-        lines.append(entry("an iteration", f"{1000 * medians['step']:.0f} ms (median): {shown}"))
+    rows, journal = list(read_rows(run_dir / METRICS)), run_dir / JOURNAL
+    whole, table = f"{seconds:.0f} s, start and evaluations included", list[str]()
+    if rows and journal.is_file():
+        with Source(journal) as source:
+            start = stages(source.records())[-1]
+        whole += f"; {start.end_s - start.start_s:.1f} s to the first iteration"
+        table = ["", *(f"  {line}" for line in iteration_table(journal))]
+    lines = ["", "Time", "", entry("whole run", whole)]
     hidden = [number(row, PREFIX_IN_WINDOW, where=METRICS) for row in rows if PREFIX_IN_WINDOW in row]
     if hidden:
         share = f"{statistics.median(hidden):.0%} of the prefix work (median) was done while answers were decoded"
         lines.append(entry("hidden", share))
-    return lines
+    return lines + table
 
 
-def verdict(result: Result, promise: Promise) -> tuple[bool, list[str]]:
-    """Whether a complete run kept what the demo promises, and that in words."""
+def verdict(result: Result, promise: Promise, *, is_exact: bool | None) -> tuple[bool, list[str]]:
+    """Whether a complete run broke nothing of what the demo promises, and that in words.
+
+    Args:
+        is_exact: whether split and unsplit computation agree; None: the check did not come to its end.
+    """
     held_out, grey = keeps_held_out(result, promise), keeps_grey(result, promise)
+    exactness = {True: "agree", False: "differ", None: "were not compared"}[is_exact]
     parts = [
         (held_out, f"held-out accuracy {_last(result.held_out)} (promised: at least {promise.held_out:.2f})"),
         (grey, f"grey pictures {_last(result.grey)} (promised: below {promise.grey:.2f})"),
+        (is_exact, f"split and unsplit computation {exactness}"),
     ]
-    lines = ["", *(f"{'PASS' if passed else 'FAIL'}  {text}" for passed, text in parts)]
-    passed = held_out and grey
-    if not passed:
+    marks = {True: "PASS", False: "FAIL", None: "----"}
+    lines = ["", *(f"{marks[passed]}  {text}" for passed, text in parts)]
+    is_kept = all(passed is not False for passed, _ in parts)
+    if not is_kept:
         lines += [
             "",
             "The run is complete, but a promise of the demo is broken. Other library versions and processors give",
             "other numbers; constraints/host.txt has the versions that were seen to keep the promise.",
         ]
-    return passed, lines
+    return is_kept, lines
 
 
 def _control(measured: Measured, is_kept: bool) -> str:
