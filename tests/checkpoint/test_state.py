@@ -14,7 +14,6 @@ STATE = RunState(
     version=2,
     seed=7,
     failed_votes=1,
-    num_tokens=99,
     table_hash="t",
     config="a: 1\n",
     fingerprints={"model": "m"},

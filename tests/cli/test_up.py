@@ -147,7 +147,7 @@ def test_the_surface_of_the_command_line_is_the_known_one(capsys: pytest.Capture
         words = capsys.readouterr().out.replace(",", " ").split()
         options[command] = {word for word in words if word.startswith("--")} - {"--help"}
     assert options == {
-        "up": {"--iterations", "--set", "--run-dir", "--serve", "--dry-run"},
+        "up": {"--iterations", "--set", "--run-dir", "--serve", "--dry-run", "--resume", "--accept"},
         "demo": {"--quick", "--dir"},
         "status": {"--json", "--watch"},
         "start": {"--run"},

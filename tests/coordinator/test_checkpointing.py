@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from rollplex.checkpoint.folder import Identity, save
+from rollplex.checkpoint.state import RunState
 from rollplex.journal import events
 from rollplex.journal.phases import Phase
 from rollplex.protocol.common import ErrorReport, Failed
@@ -54,14 +56,15 @@ def folders(core: Core) -> list[str]:
 
 def test_the_trainer_is_asked_to_save_the_present_version_with_what_is_needed_to_go_on(core: Core) -> None:
     iterate(core, 0)
+    core.context.fingerprints = {"model": "m"}
     Checkpoints(core.context).save()
     (m,) = core.sent(SaveCheckpoint)
     assert (m.step, m.version, m.folder) == (1, 1, str(core.context.run_dir / "checkpoints" / "step_1"))
-    state = json.loads(m.state_json)
-    assert (state["step"], state["version"], state["seed"]) == (1, 1, 12)
-    assert state["data"] == {"train": "rows of train"}
-    assert state["table_hash"] == core.sizes.table.hash
-    assert "seed: 12" in state["config"]
+    state = msgspec.json.decode(m.state_json, type=RunState)
+    assert (state.step, state.version, state.seed, state.failed_votes) == (1, 1, 12, 0)
+    assert state.fingerprints == {"model": "m"}
+    assert state.table_hash == core.sizes.table.hash
+    assert "seed: 12" in state.config
     assert core.ledger.phase is core.record.phase is Phase.IDLE
 
 
@@ -153,3 +156,23 @@ def test_a_trainer_that_cannot_save_ends_the_run_and_nothing_is_journalled(core:
     with pytest.raises(WorkerFailed, match="the disk is full"):
         Checkpoints(core.context).save()
     assert not core.events(events.CheckpointSaved)
+
+
+def test_checkpoints_of_an_earlier_attempt_are_journalled_and_pruned_like_its_own(core: Core) -> None:
+    parent = core.context.run_dir / "checkpoints"
+
+    def fill(folder: Path) -> None:
+        (folder / "w").write_bytes(b"1234")
+
+    earlier = []
+    for step in (1, 2, 3):
+        earlier.append(parent / f"step_{step}")
+        identity = Identity(step=step, version=step, digest="x", table_hash="t")
+        save(earlier[-1], identity, needed_bytes=1, write=fill, libraries={})
+    (parent / "step_2/MANIFEST.json").unlink()
+    checkpoints = Checkpoints(core.context)
+    checkpoints.adopt(earlier, 3, 3)
+    assert checkpoints.folder == str(parent / "step_3")
+    assert [(e.step, e.size_bytes) for e in core.events(events.CheckpointSaved)] == [(1, 4), (3, 4)]
+    checkpoints.save()
+    assert folders(core) == ["LATEST", "latest", "step_0", "step_2", "step_3"]

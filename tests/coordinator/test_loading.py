@@ -172,8 +172,11 @@ def test_a_dataset_that_cannot_be_used_ends_the_run_in_the_child_s_words(make_lo
 def test_the_reward_child_gets_functions_weights_and_limits(make_loading: Callable[..., Loading]) -> None:
     functions = [{"function": "a.py:right", "weight": 0.5}, {"function": "b:short", "weight": 0.0}]
     loading = make_loading(rewards={"functions": functions, "time_limit_s": 3.0, "memory_limit": 1024})
-    loading.workers.answers[OpenRewards] = lambda m: [RewardsOpened(cause=m.cause, names=("right", "short"))]
-    open_rewards(loading)  # type: ignore[arg-type] # a Loading has what is used of a Node
+    loading.workers.answers[OpenRewards] = lambda m: [
+        RewardsOpened(cause=m.cause, names=("right", "short"), fingerprints=("a", "b"))
+    ]
+    found = open_rewards(loading)  # type: ignore[arg-type] # a Loading has what is used of a Node
+    assert found == {"right": "a", "short": "b"}
     m = loading.sent(OpenRewards)
     assert [(f.spec.rpartition(":")[2], f.weight) for f in m.functions] == [("right", 0.5), ("short", 0.0)]
     assert (m.time_limit_s, m.memory_limit_bytes) == (3.0, 1024)

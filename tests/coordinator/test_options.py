@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rollplex_coordinator.options import Options, parse_options
+from rollplex_coordinator.options import Options, ResumeOptions, parse_options
 
 GIVEN = ["--config", "c.yaml", "--run-dir", "runs/1"]
 
@@ -31,6 +31,14 @@ def test_every_option_is_read() -> None:
     assert options.dry_run
 
 
+def test_a_resumption_is_from_the_newest_checkpoint_or_from_one() -> None:
+    assert parse_options(GIVEN).resume is None
+    assert parse_options([*GIVEN, "--resume"]).resume == ResumeOptions()
+    argv = [*GIVEN, "--resume", "runs/1/checkpoints/step_3", "--accept", "a.b", "--accept", "c"]
+    wanted = ResumeOptions(checkpoint=Path("runs/1/checkpoints/step_3"), accepted=("a.b", "c"))
+    assert parse_options(argv).resume == wanted
+
+
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
@@ -38,6 +46,8 @@ def test_every_option_is_read() -> None:
         ([*GIVEN, "--iterations", "-1"], "at least 0; got -1"),
         ([*GIVEN, "--iterations", "many"], "invalid int value: 'many'"),
         ([*GIVEN, "--sevre"], "unrecognized arguments: --sevre"),
+        ([*GIVEN, "--accept", "run.seed"], "it needs --resume"),
+        ([*GIVEN, "--resume", "--dry-run"], "goes with neither --verify nor --dry-run"),
     ],
 )
 def test_what_is_wrong_is_said_in_a_line(argv: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

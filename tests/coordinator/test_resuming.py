@@ -14,12 +14,14 @@ from rollplex.checkpoint.state import STATE_FILE, RunState, encode
 from rollplex.config.config import Config
 from rollplex.config.loading import dump, from_mapping
 from rollplex.errors import CheckpointError, ConfigError
+from rollplex_coordinator.options import ResumeOptions
 from rollplex_coordinator.resuming import (
     Resumption,
     choose,
     evaluated,
     judge_config,
     judge_fingerprints,
+    resume,
     set_back,
 )
 
@@ -47,7 +49,6 @@ def _state(tmp_path: Path, step: int) -> RunState:
         table_hash="t",
         config=dump(_config(tmp_path)),
         fingerprints={"data.train": "d", "model": "m"},
-        libraries={"torch": "2"},
     )
 
 
@@ -60,7 +61,7 @@ def _save(run_dir: Path, state: RunState, *, named: int | None = None) -> Path:
         (inner / STATE_FILE).write_text(encode(state), encoding="utf-8")
 
     identity = Identity(step=state.step, version=state.version, digest="x", table_hash="t")
-    save(folder, identity, needed_bytes=1, write=write, libraries={})
+    save(folder, identity, needed_bytes=1, write=write, libraries={"torch": "2"})
     return folder
 
 
@@ -216,3 +217,21 @@ def test_a_damaged_line_is_named(tmp_path: Path, resumption: Resumption) -> None
     (tmp_path / "metrics.jsonl").write_text('{"step": 0}\nnonsense\n{"step": 2}\n')
     with pytest.raises(CheckpointError, match=r"metrics\.jsonl:2: A record of the run is damaged; got b'nonsense"):
         set_back(tmp_path, resumption, _config(tmp_path))
+
+
+def test_resuming_tells_what_it_does_and_moves_nothing_when_it_refuses(tmp_path: Path) -> None:
+    _save(tmp_path, _state(tmp_path, 3))
+    _lines(tmp_path / "metrics.jsonl", *({"step": step} for step in range(5)))
+    said: list[str] = []
+    for config, wanted in ((_config(tmp_path, seed=7), 6), (_config(tmp_path), 3)):
+        with pytest.raises(ConfigError):
+            resume(tmp_path, ResumeOptions(), config, wanted, said.append)
+    assert not (tmp_path / "attempts").exists()
+    options = ResumeOptions(accepted=("run.seed",))
+    resumption = resume(tmp_path, options, _config(tmp_path, seed=7), None, said.append)
+    assert said == [
+        "warning: not as it was: run.seed: was 0, now 7",
+        f"rollplex: goes on after 3 iterations, from {resumption.folder}; what came later is in {tmp_path}/attempts/1",
+    ]
+    restore = resumption.restore
+    assert (restore.folder, restore.version, restore.digest) == (str(resumption.folder), 3, "x")

@@ -5,14 +5,17 @@ from __future__ import annotations
 import queue
 import struct
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
 
+from rollplex.checkpoint.fingerprint import file_fingerprint
 from rollplex.config import Config, load
 from rollplex.config.wire import data_sources, reward_functions, train_sampling
 from rollplex.data.child import InputService
+from rollplex.demo import rewards as demo_rewards
 from rollplex.demo.recipe import write_demo
 from rollplex.presets import SPECIAL_TOKENS
 from rollplex.protocol.common import Responses
@@ -55,10 +58,12 @@ def rewards(config: Config) -> Iterator[RewardService]:
         memory_limit_bytes=config.rewards.memory_limit,
     )
     service.handle(message, answers.append)
+    source = file_fingerprint(Path(demo_rewards.__file__))
     (opened,) = answers
     assert isinstance(opened, RewardsOpened)
     assert opened.names == ("digit_reward", "right")
     assert all("is taken as TRL's" in note for note in opened.notes)
+    assert opened.fingerprints == (source, source)
     yield service
     service.close()
 

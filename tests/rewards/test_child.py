@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from rollplex.checkpoint.fingerprint import file_fingerprint
 from rollplex.errors import ConfigError, DataError, ModelError, ProtocolError, RewardError, StateError
 from rollplex.protocol.common import Responses
 from rollplex.protocol.inputs import DataSource
@@ -41,6 +42,7 @@ def test_rewards_are_the_weighted_sum_and_each_functions_values_are_kept(child: 
     )
     opened = child.open((f"{path}:right", 2.0), (f"{path}:length", 0.5), (f"{path}:seen", 0.0))
     assert opened.names == ("right", "length", "seen")
+    assert opened.fingerprints == (file_fingerprint(path),) * 3
     before = time.monotonic()
     answer = child.rewarded()
     assert (answer.cause, answer.step, answer.group) == (2, 3, 5)

@@ -6,11 +6,15 @@ it for a few seconds, then interrupts it: a folder has its name only once it is 
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
+from collections.abc import Sequence
+from pathlib import Path
 
+from rollplex.checkpoint.folder import read_manifest
+from rollplex.checkpoint.state import RunState, encode
 from rollplex.config.loading import dump
+from rollplex.errors import CheckpointError
 from rollplex.journal import events
 from rollplex.journal.phases import Phase
 from rollplex.latest import link_latest
@@ -34,6 +38,28 @@ class Checkpoints:
     def folder(self) -> str | None:
         """Of the newest one; None before the first."""
         return self._folders[-1] if self._folders else None
+
+    def adopt(self, chosen: Sequence[Path], step: int, version: int) -> None:
+        """What an earlier attempt of the run left: the last one is what this one went on from.
+
+        The journal of this attempt names them too.
+        """
+        for folder in chosen:
+            try:
+                manifest = read_manifest(folder)
+            except CheckpointError as error:
+                log.warning("%s", error)
+                continue
+            self._folders.append(str(folder))
+            self._c.record.append_durable(
+                events.CheckpointSaved(
+                    step=manifest.identity.step,
+                    version=manifest.identity.version,
+                    folder=str(folder),
+                    size_bytes=sum(entry.size_bytes for entry in manifest.files.values()),
+                )
+            )
+        self.newest = (step, version)
 
     def save(self) -> None:
         """Write one of the present version; pumps until its folder is in place and journalled.
@@ -85,14 +111,14 @@ class Checkpoints:
     def _state(self, step: int, version: int) -> str:
         """What is needed, beside weights and optimizer state, to go on from here."""
         c = self._c
-        fingerprints = {source.name: source.fingerprint for source in c.data.sources}
-        return json.dumps(
-            {
-                "step": step,
-                "version": version,
-                "seed": c.config.run.seed,
-                "data": fingerprints,
-                "table_hash": c.sizes.table.hash,
-                "config": dump(c.config),
-            }
+        return encode(
+            RunState(
+                step=step,
+                version=version,
+                seed=c.config.run.seed,
+                failed_votes=c.gate.failed_votes,
+                table_hash=c.sizes.table.hash,
+                config=dump(c.config),
+                fingerprints=c.fingerprints,
+            )
         )

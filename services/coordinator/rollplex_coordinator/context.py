@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rollplex.config.config import Config
@@ -23,6 +23,7 @@ class Context:
 
     Args:
         restart_rewards: replaces the reward child after it ended itself over a function that hung.
+        fingerprints: of what the configuration only names (`rollplex.checkpoint.state.RunState`).
     """
 
     config: Config
@@ -36,6 +37,7 @@ class Context:
     data: DataChecked
     sampling: Sampling
     restart_rewards: Callable[[], None]
+    fingerprints: dict[str, str] = field(default_factory=dict)
 
     @property
     def unit_s(self) -> float:

@@ -68,15 +68,16 @@ class Gate:
         version: the committed version to start from.
         step: the number of the first step.
         max_failed_votes: so many in a row end the run.
+        failed_votes: so many in a row there have been just before.
     """
 
-    def __init__(self, *, version: int = 0, step: int = 0, max_failed_votes: int = 3) -> None:
+    def __init__(self, *, version: int = 0, step: int = 0, max_failed_votes: int = 3, failed_votes: int = 0) -> None:
         self._max_failed_votes = max_failed_votes
         self._state = State.OPEN
         self._version = version
         self._step = step
         self._readers: set[str] = set()
-        self._failed_votes = 0
+        self._failed_votes = failed_votes
         self._skipped_steps = 0
         self._events = 0
         self._story: deque[str] = deque(maxlen=STORY_EVENTS)
@@ -110,6 +111,11 @@ class Gate:
     def running(self) -> bool:
         """Whether a step is under way."""
         return self._tally is not None
+
+    @property
+    def failed_votes(self) -> int:
+        """Failed votes in a row, up to now."""
+        return self._failed_votes
 
     @property
     def skipped_steps(self) -> int:

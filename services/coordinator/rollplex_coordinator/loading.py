@@ -19,7 +19,7 @@ from rollplex.protocol.inputs import DataChecked, OpenData
 from rollplex.protocol.prefix import LoadPrefix
 from rollplex.protocol.reward import OpenRewards, RewardsOpened
 from rollplex.protocol.rollout import LoadRollout
-from rollplex.protocol.trainer import LoadTrainer
+from rollplex.protocol.trainer import LoadTrainer, Restore
 from rollplex_coordinator.hub import Peer
 from rollplex_coordinator.memory import Block, Memory, Want
 from rollplex_coordinator.node import Node
@@ -63,8 +63,10 @@ def check_data(node: Node) -> DataChecked:
     return data
 
 
-def load_models(node: Node, memory: Memory, sizes: Sizes, data: DataChecked) -> dict[Role, Loaded]:
-    """Make the standing segments and have every worker map them; the trainer fills them.
+def load_models(
+    node: Node, memory: Memory, sizes: Sizes, data: DataChecked, restore: Restore | None = None
+) -> dict[Role, Loaded]:
+    """Make the standing segments and have every worker map them; the trainer fills them, or restores a checkpoint.
 
     Raises:
         ModelError: a worker sees a parameter table of another size.
@@ -98,6 +100,7 @@ def load_models(node: Node, memory: Memory, sizes: Sizes, data: DataChecked) -> 
                 optimizer_state=state.ref,
                 algorithm=wire.algorithm(config),
                 optimizer=wire.optimizer(config),
+                restore=restore,
             ),
             Role.PREFIX: lambda cause: LoadPrefix(
                 cause=cause,
@@ -120,8 +123,8 @@ def load_models(node: Node, memory: Memory, sizes: Sizes, data: DataChecked) -> 
     return answers
 
 
-def open_rewards(node: Node) -> None:
-    """Have the reward child import the user's functions."""
+def open_rewards(node: Node) -> dict[str, str]:
+    """Have the reward child import the user's functions; the fingerprint of each one's source, by its name."""
     config, start_s = node.config, time.monotonic()
     opened = node.link.call(
         Role.REWARD,
@@ -142,6 +145,7 @@ def open_rewards(node: Node) -> None:
         log.info("rewards: %s", note)
     if node.record.phase is Phase.LOAD:
         node.record.stage("import rewards", start_s)
+    return dict(zip(opened.names, opened.fingerprints, strict=True))
 
 
 def standing(kind: Kind, size_bytes: int, owner: Role, last_consumer: Role) -> Want:

@@ -8,6 +8,9 @@ from pathlib import Path
 
 from msgspec import Struct
 
+NEWEST = ""
+"""--resume without a checkpoint."""
+
 
 class VerifyOptions(Struct, frozen=True, kw_only=True):
     """One group is computed in several ways instead of training (`rollplex_coordinator.verify`).
@@ -22,10 +25,21 @@ class VerifyOptions(Struct, frozen=True, kw_only=True):
     gradient_tolerance: float | None = None
 
 
+class ResumeOptions(Struct, frozen=True, kw_only=True):
+    """The run in the run directory goes on (`rollplex_coordinator.resuming`).
+
+    checkpoint: from this one; None takes the newest good one. accepted: keys and fingerprints that may differ.
+    """
+
+    checkpoint: Path | None = None
+    accepted: tuple[str, ...] = ()
+
+
 class Options(Struct, frozen=True, kw_only=True):
     """How this coordinator was started.
 
-    iterations: how many to run before the end; None takes the configuration's. serve: stay idle afterwards, for HTTP.
+    iterations: how many the run is to have at its end, those before a resumption too; None takes the configuration's.
+    serve: stay idle afterwards, for HTTP.
     external_workers: rollout, prefix and trainer are started by somebody else (compose). die_with_parent: end when the
     process that started this one does. dry_run: check what can be checked without the model, say what would run, end.
     """
@@ -39,6 +53,7 @@ class Options(Struct, frozen=True, kw_only=True):
     overrides: tuple[str, ...] = ()
     dry_run: bool = False
     verify: VerifyOptions | None = None
+    resume: ResumeOptions | None = None
 
 
 def parse_options(argv: Sequence[str] | None = None) -> Options:
@@ -52,6 +67,11 @@ def parse_options(argv: Sequence[str] | None = None) -> Options:
     parser.add_argument("--die-with-parent", action="store_true", help="end when the starting process ends")
     parser.add_argument("--dry-run", action="store_true", help="check configuration, data, rewards, memory; then end")
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="A.B=V", help="override a key")
+    resume = parser.add_argument_group("resumption", "the run in the run directory goes on")
+    resume.add_argument(
+        "--resume", nargs="?", const=NEWEST, metavar="CHECKPOINT", help="from this one (default: the newest good one)"
+    )
+    resume.add_argument("--accept", action="append", default=[], metavar="KEY", help="that may differ from before")
     verify = parser.add_argument_group("verification", "instead of iterations")
     verify.add_argument("--verify", type=Path, metavar="REPORT", help="compute one group in several ways, write this")
     verify.add_argument("--verify-row", type=int, metavar="N", help="row of the training data (default: the first)")
@@ -62,6 +82,10 @@ def parse_options(argv: Sequence[str] | None = None) -> Options:
         parser.error(f"--iterations must be at least 0; got {args.iterations}")
     if args.verify is not None and (args.serve or args.iterations is not None):
         parser.error("--verify runs no iterations: it goes with neither --iterations nor --serve")
+    if args.resume is None and args.accept:
+        parser.error("--accept is about a resumption: it needs --resume")
+    if args.resume is not None and (args.verify is not None or args.dry_run):
+        parser.error("--resume goes with neither --verify nor --dry-run")
     return Options(
         config=args.config,
         run_dir=args.run_dir,
@@ -72,7 +96,15 @@ def parse_options(argv: Sequence[str] | None = None) -> Options:
         overrides=tuple(args.overrides),
         dry_run=args.dry_run,
         verify=_verify_options(args),
+        resume=_resume_options(args),
     )
+
+
+def _resume_options(args: argparse.Namespace) -> ResumeOptions | None:
+    if args.resume is None:
+        return None
+    checkpoint = None if args.resume == NEWEST else Path(args.resume)
+    return ResumeOptions(checkpoint=checkpoint, accepted=tuple(args.accept))
 
 
 def _verify_options(args: argparse.Namespace) -> VerifyOptions | None:

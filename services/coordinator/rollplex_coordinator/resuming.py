@@ -29,7 +29,9 @@ from rollplex.config.checks import TRAIN
 from rollplex.config.config import Config
 from rollplex.errors import CheckpointError, ConfigError
 from rollplex.latest import link_latest
+from rollplex.protocol.trainer import Restore
 from rollplex_coordinator.attempts import new_attempt
+from rollplex_coordinator.options import ResumeOptions
 
 CHECKPOINTS = "checkpoints"
 LOGS = ("journal.sqlite", "logs", "http.json")
@@ -46,6 +48,45 @@ class Resumption(Struct, frozen=True, kw_only=True):
     state: RunState
     passed_over: tuple[str, ...] = ()
     """Why newer ones are not used."""
+
+    @property
+    def restore(self) -> Restore:
+        """What the trainer is told."""
+        identity = self.manifest.identity
+        return Restore(folder=str(self.folder), version=identity.version, digest=identity.digest)
+
+
+def resume(
+    run_dir: Path, options: ResumeOptions, config: Config, wanted: int | None, say: Callable[[str], object]
+) -> Resumption:
+    """Choose, judge the configuration, set the records back, and tell about all of it.
+
+    Nothing is moved before the configuration is accepted.
+
+    Args:
+        wanted: iterations that the run is to have at its end; None: that is not known yet.
+
+    Raises:
+        CheckpointError, ConfigError: see `choose` and `judge_config`; or the run has so many iterations already.
+        OSError: see `set_back`.
+    """
+    resumption = choose(run_dir, options.checkpoint)
+    for why in resumption.passed_over:
+        say(f"warning: {why}")
+    for warning in judge_config(resumption, config, options.accepted):
+        say(f"warning: {warning}")
+    state = resumption.state
+    if wanted is not None and wanted <= state.step:
+        raise ConfigError(
+            "The run has that many iterations already",
+            got=f"{wanted} wanted in all, {state.step} done in {resumption.folder.name}",
+            needed="more",
+            do="Raise run.iterations or --iterations: both count from the beginning of the run.",
+            where=str(run_dir),
+        )
+    attempt = set_back(run_dir, resumption, config)
+    say(f"rollplex: goes on after {state.step} iterations, from {resumption.folder}; what came later is in {attempt}")
+    return resumption
 
 
 def choose(run_dir: Path, wanted: Path | None) -> Resumption:
@@ -100,7 +141,7 @@ def judge_fingerprints(
         ConfigError: a difference that would change the result and was not accepted.
     """
     found = fingerprint_differences(resumption.state.fingerprints, now, accepted=accepted)
-    return _judge((*found, *library_differences(resumption.state.libraries, libraries)))
+    return _judge((*found, *library_differences(resumption.manifest.libraries, libraries)))
 
 
 def set_back(run_dir: Path, resumption: Resumption, config: Config) -> Path:

@@ -17,6 +17,7 @@ import signal
 import sys
 import time
 
+from rollplex.checkpoint.folder import folders
 from rollplex.config.checks import TRAIN
 from rollplex.config.config import Config
 from rollplex.config.host import budget_bytes, memory_limit_bytes
@@ -37,6 +38,7 @@ from rollplex_coordinator.control import HTTP, CoreControl
 from rollplex_coordinator.dry_run import dry_run
 from rollplex_coordinator.evaluate import Evaluation
 from rollplex_coordinator.feed import Feed
+from rollplex_coordinator.fingerprints import ModelFingerprint, fingerprints
 from rollplex_coordinator.gate import Gate
 from rollplex_coordinator.iteration import Iteration
 from rollplex_coordinator.ledger import Ledger
@@ -45,6 +47,7 @@ from rollplex_coordinator.memory import Memory
 from rollplex_coordinator.node import CHILDREN, DEVICE, WORKERS, Node
 from rollplex_coordinator.options import Options
 from rollplex_coordinator.progress import Progress, make_progress
+from rollplex_coordinator.resuming import Resumption, evaluated, judge_fingerprints, resume
 from rollplex_coordinator.sizes import Sizes
 from rollplex_coordinator.startup import process_start_s, run_started
 from rollplex_coordinator.stop import Signals, StopRun
@@ -66,10 +69,14 @@ def run(options: Options, signals: Signals) -> int:
         config = config if options.verify is None else checked(config)
         run_id = f"{config.run.name[:MAX_RUN_NAME]}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
         with claim(options.run_dir, run_id) as claimed:
-            kept = set_aside(claimed.run_dir.path)
-            if kept is not None:
+            run_dir = claimed.run_dir.path
+            resumption = None
+            if options.resume is not None:
+                resumption = resume(run_dir, options.resume, config, _wanted(config, options), say)
+            elif (kept := set_aside(run_dir)) is not None:
                 say(f"rollplex: what an earlier run left is in {kept}")
-            return _Run(claimed, run_id, config, options, signals, entered_s=entered_s).main()
+            run_ = _Run(claimed, run_id, config, options, signals, resumption=resumption, entered_s=entered_s)
+            return run_.main()
     except RollplexError as error:
         say(f"error: {error}")
         return exit_code(error)
@@ -78,27 +85,42 @@ def run(options: Options, signals: Signals) -> int:
         return EXIT_ERROR
 
 
+def _wanted(config: Config, options: Options) -> int | None:
+    """Iterations that the run is to have at its end; None: no more than it has, until somebody asks."""
+    if options.verify is not None or (options.serve and options.iterations is None):
+        return None
+    return config.run.iterations if options.iterations is None else options.iterations
+
+
 class _Run:
     def __init__(
-        self, claimed: Claim, run_id: str, config: Config, options: Options, signals: Signals, *, entered_s: float
+        self,
+        claimed: Claim,
+        run_id: str,
+        config: Config,
+        options: Options,
+        signals: Signals,
+        *,
+        resumption: Resumption | None,
+        entered_s: float,
     ) -> None:
         self._entered_s = entered_s
         self._config = config
         self._options = options
         self._signals = signals
-        wanted = config.run.iterations if options.iterations is None else options.iterations
-        if (options.serve and options.iterations is None) or options.verify is not None:
-            wanted = 0
+        self._resumption = resumption
+        self._first = 0 if resumption is None else resumption.state.step
+        wanted = _wanted(config, options)
         # A verification asks for no rewards.
         self._roles = tuple(role for role in (*CHILDREN, *WORKERS) if role != Role.REWARD or options.verify is None)
         self._api = Api(config.http, claimed.run_dir.path)
         self._node = Node(claimed, run_id, config, options, signals)
-        self._work = Work(wanted, serve=options.serve)
+        self._work = Work(self._first if wanted is None else wanted, serve=options.serve, done=self._first)
         self._control = CoreControl(self._node, self._work)
         self._progress = Progress() if options.dry_run else make_progress(sys.stderr, self._control.look)
         self._node.link.after_turn = self._after_turn
         self._checkpoints: Checkpoints | None = None
-        self._evaluated: set[tuple[str, int]] = set()
+        self._evaluated = evaluated(claimed.run_dir.path) if resumption is not None else set[tuple[str, int]]()
         (claimed.run_dir.path / "config.yaml").write_text(dump(config), encoding="utf-8")
 
     def main(self) -> int:
@@ -171,7 +193,8 @@ class _Run:
         if self._options.dry_run:
             dry_run(node, self._work.wanted, memory_limit_bytes())
             return
-        node.record.append(run_started(node.run_id, config, self._work.wanted))
+        resumed = self._resumption is not None
+        node.record.append(run_started(node.run_id, config, self._work.wanted, resumed=resumed))
         node.record.stage("import", process_start_s(), self._entered_s)
         node.record.enter(Phase.LOAD)
         for role in self._roles:
@@ -185,6 +208,9 @@ class _Run:
             verify(context, node.holder, self._options.verify, self._options.config)
             return
         checkpoints = self._checkpoints = Checkpoints(context)
+        if self._resumption is not None:
+            state = self._resumption.state
+            checkpoints.adopt(folders(self._resumption.folder.parent), state.step, state.version)
         while not self._work.last:
             if self._work.iterate:
                 self._iterate(context, checkpoints)
@@ -200,6 +226,7 @@ class _Run:
 
     def _load(self) -> Context:
         node, config = self._node, self._config
+        model_files = ModelFingerprint(config.model.path)
         node.link.await_peers([Role.INPUT], config.deadlines.start_s)
         data = check_data(node)
         plan_s = time.monotonic()
@@ -217,10 +244,13 @@ class _Run:
         node.record.stage("memory plan", plan_s)
         self._control.memory = memory
         node.link.await_peers(self._roles, config.deadlines.start_s)
-        loaded = load_models(node, memory, sizes, data)
-        if verification is None:
-            open_rewards(node)
+        resumption = self._resumption
+        loaded = load_models(node, memory, sizes, data, None if resumption is None else resumption.restore)
+        rewards = {} if verification is not None else open_rewards(node)
+        found = fingerprints(data, model_files.result(config.deadlines.load_s), rewards)
         gate = Gate()
+        if resumption is not None:
+            gate = self._go_on_from(resumption, found, loaded[Role.TRAINER].libraries)
         for role in (Role.PREFIX, Role.ROLLOUT):
             gate.register_reader(role, on_policy=loaded[role].on_policy)
         self._control.gate = gate
@@ -236,15 +266,30 @@ class _Run:
             data=data,
             sampling=train_sampling(config, stop_ids=data.stop_ids),
             restart_rewards=self._restart_rewards,
+            fingerprints=found,
         )
         node.record.enter(Phase.IDLE)
         memory.enter(Phase.IDLE)
         return context
 
+    def _go_on_from(self, resumption: Resumption, found: dict[str, str], libraries: dict[str, str]) -> Gate:
+        """What the configuration names is what it was, and the records are those of the checkpoint.
+
+        Raises:
+            ConfigError: see `judge_fingerprints`.
+        """
+        accepted = self._options.resume.accepted if self._options.resume is not None else ()
+        for warning in judge_fingerprints(resumption, found, libraries, accepted):
+            say(f"warning: {warning}")
+        state, record = resumption.state, self._node.record
+        record.version = state.version
+        record.go_on(state.step)
+        return Gate(version=state.version, step=state.step, failed_votes=state.failed_votes)
+
     def _iterate(self, context: Context, checkpoints: Checkpoints) -> None:
         done = self._work.done
-        if done == 0:
-            self._evaluate(context, step=0, last=False)
+        if done == self._first:
+            self._evaluate(context, step=done, last=False)
         context.record.step = done
         self._work.running = True
         ahead = self._rows(context, done + 1) if done + 1 < self._work.wanted else None

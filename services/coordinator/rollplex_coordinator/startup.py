@@ -13,7 +13,7 @@ from rollplex.config.loading import dump
 from rollplex.journal.events import RunStarted
 
 
-def run_started(run_id: str, config: Config, iterations_wanted: int) -> RunStarted:
+def run_started(run_id: str, config: Config, iterations_wanted: int, *, resumed: bool = False) -> RunStarted:
     """The run's first event."""
     return RunStarted(
         run=run_id,
@@ -25,6 +25,7 @@ def run_started(run_id: str, config: Config, iterations_wanted: int) -> RunStart
         share_prefix=config.run.share_prefix,
         config_digest=hashlib.sha256(dump(config).encode()).hexdigest(),
         iterations_wanted=iterations_wanted,
+        resumed=resumed,
     )
 
 

@@ -15,11 +15,12 @@ class Work:
     Args:
         wanted: to begin with.
         serve: stay when there is nothing to do, for the next start.
+        done: before this process, in a run that goes on.
     """
 
-    def __init__(self, wanted: int, *, serve: bool) -> None:
+    def __init__(self, wanted: int, *, serve: bool, done: int = 0) -> None:
         self.wanted = wanted
-        self.done = 0
+        self.done = done
         self.running = False
         """An iteration has begun and is not over."""
         self.stopping: StopWhen | None = None

@@ -97,7 +97,7 @@ class TrainerService:
         if self._loaded is not None:
             raise StateError("A second LoadTrainer", got="weights that are loaded", needed="a new process")
         self._loaded = LoadedTrainer(message, self._segments)
-        return Loaded(cause=message.cause, table_bytes=self._loaded.table.total_bytes)
+        return Loaded(cause=message.cause, table_bytes=self._loaded.table.total_bytes, libraries=libraries())
 
     def _train(self, message: TrainSuffix) -> SuffixTrained:
         ready = self._ready

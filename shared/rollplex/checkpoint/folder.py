@@ -105,6 +105,18 @@ def save(
     return sum(entry.size_bytes for entry in manifest.files.values())
 
 
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest alone; files are not compared with it.
+
+    Raises:
+        CheckpointError: there is none, or it is not of this form.
+    """
+    try:
+        return msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
+    except (OSError, msgspec.DecodeError) as error:
+        raise _invalid(folder, f"{type(error).__name__}: {error}", "a readable manifest") from error
+
+
 def verify(folder: Path) -> Manifest:
     """Compare a folder with its manifest: names, sizes, hashes, and nothing besides.
 
@@ -112,7 +124,7 @@ def verify(folder: Path) -> Manifest:
         CheckpointError: names the file that is missing, surplus, changed, outside the folder, or not a plain file.
     """
     try:
-        manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
+        manifest = read_manifest(folder)
         found = {name: path for name, path in _files(folder) if name != MANIFEST}
         if manifest.format != FORMAT:
             raise _invalid(folder, f"format {manifest.format}", f"format {FORMAT}")
@@ -122,8 +134,8 @@ def verify(folder: Path) -> Manifest:
         for name, entry in manifest.files.items():
             if (seen := _hash_file(found[name], sync=False)) != entry:
                 raise _invalid(folder, f"{name}: {seen.size_bytes} bytes, sha256 {seen.sha256}", str(entry))
-    except (OSError, msgspec.DecodeError) as error:
-        raise _invalid(folder, f"{type(error).__name__}: {error}", "a readable manifest and files") from error
+    except OSError as error:
+        raise _invalid(folder, f"{type(error).__name__}: {error}", "readable files") from error
     return manifest
 
 

@@ -34,16 +34,12 @@ class RunState(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     seed: Number
     failed_votes: Number = 0
     """Iterations in a row, up to here, whose update was refused."""
-    num_tokens: Number = 0
-    """Tokens of prompts and responses so far."""
     table_hash: str
     """Of the parameter table."""
     config: str
     """The resolved configuration as YAML text."""
     fingerprints: dict[str, str]
-    """Of what the configuration only names: data.<source>, model, reward.<function>."""
-    libraries: dict[str, str] = {}
-    """Versions of what decides the numbers."""
+    """Of what the configuration only names: data.<source>, model, rewards.<function>."""
 
 
 def encode(state: RunState) -> str:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import msgspec
-
-from rollplex.checkpoint.folder import MANIFEST, Manifest, folders, latest, verify
+from rollplex.checkpoint.folder import MANIFEST, folders, latest, read_manifest, verify
 from rollplex.cli.target import find_run
 from rollplex.errors import CheckpointError
 
@@ -66,9 +64,9 @@ def _latest(parent: Path) -> Path | None:
 
 def _manifest_line(folder: Path) -> str:
     try:
-        manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
-    except (OSError, msgspec.DecodeError) as error:
-        return f"no readable manifest: {error}"
+        manifest = read_manifest(folder)
+    except CheckpointError as error:
+        return f"no readable manifest: {error.got}"
     size = sum(entry.size_bytes for entry in manifest.files.values())
     return f"{manifest.identity.version:>8} {_mb(size):>10}  {manifest.identity.digest[:16]}"
 

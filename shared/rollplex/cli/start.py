@@ -58,6 +58,39 @@ def prepare(
     return Prepared(config=config, config_file=config_file, run_dir=run_dir)
 
 
+def resume_command(
+    run_dir: Path,
+    file: Path | None,
+    overrides: Sequence[str],
+    *,
+    checkpoint: Path | None,
+    accepted: Sequence[str],
+    iterations: int | None,
+    serve: bool,
+) -> list[str]:
+    """The coordinator's command line that lets a run go on in its directory.
+
+    The coordinator writes the configuration down once it has accepted it, not before.
+
+    Args:
+        file: a configuration that may differ from the run's; None: the run's own.
+        checkpoint: to go on from; None: the newest good one.
+        accepted: keys whose difference the user wants.
+
+    Raises:
+        ConfigError: a configuration that cannot run.
+    """
+    file = run_dir / CONFIG_FILE if file is None else file
+    load(file, overrides)
+    command = [sys.executable, "-m", "rollplex_coordinator", "--config", str(file), "--run-dir", str(run_dir)]
+    command += ["--resume"] if checkpoint is None else ["--resume", str(checkpoint)]
+    for option, values in (("--set", overrides), ("--accept", accepted)):
+        for value in values:
+            command += [option, value]
+    command += [] if iterations is None else ["--iterations", str(iterations)]
+    return [*command, *(["--serve"] if serve else [])]
+
+
 def _without_latest(run_dir: Path, runs_dir: Path) -> Path:
     """The directory by a path that does not change when a later run becomes the latest."""
     link = runs_dir.absolute() / LATEST

@@ -190,6 +190,8 @@ class Loaded(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=
     on_policy: bool = True
     """A rollout answers whether its tokens are sampled from the mapped weights; the gate refuses others."""
     private: Holdings = ()
+    libraries: Annotated[dict[Name, Name], Meta(max_length=64)] = {}
+    """A trainer answers with the versions of what decides its numbers; a resumption compares them."""
 
 
 # coordinator -> reader: finish what you run, read the weights no more until Committed.

@@ -63,6 +63,8 @@ class OpenRewards(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
 class RewardsOpened(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     cause: Count
     names: Annotated[tuple[Name, ...], Meta(max_length=64)]
+    fingerprints: Annotated[tuple[Name, ...], Meta(max_length=64)]
+    """Of the source file of each function (SHA-256, hex); "builtin" where it has none."""
     notes: Annotated[tuple[Text, ...], Meta(max_length=64)] = ()
     """Per function in words: whose signature it has, and by what that was told."""
 

@@ -95,7 +95,7 @@ class RewardService:
         self._functions = tuple(zip(names, weights, strict=True))
         self._tokenizer = TextTokenizer(Path(message.model_path))
         self._sources = {source.name: source for source in message.sources}
-        self._rows = {source.name: Rows(Path(source.path)) for source in message.sources}
+        self._rows = {source.name: Rows.of(source, binary=False) for source in message.sources}
         functions = tuple(_function(item) for item in message.functions)
         self._pool = Pool(
             lambda cancel_fd: FunctionProcess(
@@ -112,7 +112,9 @@ class RewardService:
         self._images = ready.images
         for sentence in ready.taken:
             log.info("%s", sentence)
-        return RewardsOpened(cause=message.cause, names=names, notes=ready.taken)
+        return RewardsOpened(
+            cause=message.cause, names=names, fingerprints=ready.fingerprints, notes=ready.taken
+        )
 
     def _submit(self, message: RewardGroup, reply: Reply) -> None:
         rows = self._rows.get(message.source)
@@ -128,7 +130,7 @@ class RewardService:
                 where=f"group {responses.group}",
             )
         request = Score(
-            row=rows.line(message.row),
+            row=rows.for_rewards(message.row),
             texts=texts,
             lengths=responses.lengths,
             tokens=responses.tokens,

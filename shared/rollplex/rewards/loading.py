@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import sys
 import traceback
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import cast
 
+from rollplex.checkpoint.fingerprint import file_fingerprint
 from rollplex.errors import RewardError
 from rollplex.similar import closest
 
@@ -47,6 +49,14 @@ def load_function(spec: str) -> Callable[..., object]:
             do=f"Did you mean {close}?" if (close := closest(name, found)) else "",
         )
     return cast("Callable[..., object]", function)
+
+
+def source_fingerprint(function: Callable[..., object]) -> str:
+    """SHA-256 (hex) of the file that the function was written in; "builtin" for one that was not written in Python."""
+    try:
+        return file_fingerprint(Path(inspect.getfile(inspect.unwrap(function))))
+    except (TypeError, OSError, ValueError):
+        return "builtin"
 
 
 def short_trace(error: BaseException) -> str:

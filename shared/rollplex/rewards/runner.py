@@ -27,7 +27,7 @@ from rollplex.errors import RewardError, RollplexError
 from rollplex.protocol.reward import RewardProblem
 from rollplex.rewards.awaiting import settled
 from rollplex.rewards.call import Call
-from rollplex.rewards.loading import load_function, short_trace
+from rollplex.rewards.loading import load_function, short_trace, source_fingerprint
 from rollplex.rewards.signature import OWNERS, Adapted, adapt
 from rollplex.rewards.validate import Finding, bounded, check, take_parts
 from rollplex.rewards.wire import (
@@ -64,18 +64,26 @@ class Runner:
             resource.setrlimit(resource.RLIMIT_AS, (message.memory_limit_bytes, message.memory_limit_bytes))
         with contextlib.suppress(OSError):  # where memory runs out all the same, this process goes first
             Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
-        taken = []
+        taken, fingerprints = [], []
         for item in message.functions:
             try:
-                adapted = adapt(load_function(item.spec), item.form, item.options)
+                function = load_function(item.spec)
+                adapted = adapt(function, item.form, item.options)
             except RewardError as error:
                 parts = {"what": error.what, "got": error.got, "needed": error.needed, "do": error.do}
                 self._send(Unusable(**parts, where=error.where or item.spec))
                 return
             self._functions.append(adapted)
+            fingerprints.append(source_fingerprint(function))
             place, _, name = item.spec.rpartition(":")
             taken.append(f"{name} of {Path(place).name} is taken as {OWNERS[adapted.form]}, {adapted.why}")
-        self._send(Ready(taken=tuple(taken), images=any(adapted.images for adapted in self._functions)))
+        self._send(
+            Ready(
+                taken=tuple(taken),
+                images=any(adapted.images for adapted in self._functions),
+                fingerprints=tuple(fingerprints),
+            )
+        )
 
     def score(self, message: Score) -> None:
         """Call the functions in their order, each with lists of its own; stop at the first that fails."""

@@ -63,6 +63,8 @@ class Ready(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=T
     """Per function in words: as whose it is taken, and why."""
     images: bool
     """A function wants decoded images."""
+    fingerprints: tuple[str, ...]
+    """Of each function's source file, in their order."""
 
 
 # runner -> child: a function cannot be imported or called; parts of a RewardError.

@@ -11,11 +11,13 @@ from rollplex.config.environment import read_environment
 
 
 def up(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the run.")],
+    config: Annotated[
+        Path | None, typer.Argument(metavar="CONFIG", help="YAML file of the run. With --resume: default, the run's.")
+    ] = None,
     *,
     iterations: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Stop after N iterations. Default: run.iterations; when serving, none."),
+        typer.Option(min=1, metavar="N", help="Stop after N in all. Default: run.iterations; when serving, none."),
     ] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="A.B=V", help="Override a key of CONFIG. May be repeated.")
@@ -26,12 +28,26 @@ def up(
     serve: Annotated[
         bool, typer.Option("--serve", help="Stay up and wait for the control API (POST /iterations).")
     ] = False,
+    resume: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="Go on from the newest good checkpoint of RUN, or from that checkpoint."),
+    ] = None,
+    accept: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY", help="With --resume: that this key may differ. May be repeated."),
+    ] = None,
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Check configuration, data, rewards and memory without a model, and end."),
     ] = False,
 ) -> None:
-    """Start a node and run the iterations of CONFIG."""
+    """Start a node and run the iterations of CONFIG, or go on with a run that ended."""
+    if resume is not None:
+        from rollplex.cli.resume import go_on  # noqa: PLC0415 - help stays quick
+
+        go_on(resume, config, set_ or [], accepted=accept or [], iterations=iterations, serve=serve)
+    if config is None:
+        raise typer.BadParameter("missing; give one, or --resume RUN", param_hint="CONFIG")
     if dry_run:
         from rollplex.cli import dry_run as dry  # noqa: PLC0415 - help stays quick
         from rollplex.cli.output import say  # noqa: PLC0415
