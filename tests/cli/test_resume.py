@@ -55,8 +55,10 @@ def test_a_run_goes_on_with_its_own_configuration_and_what_was_asked_for(
     with pytest.raises(_ExecError):
         run(["up", "--resume", "mine", "--set", "run.schedule=serial", "--accept", "data.train", "--iterations", "9"])
     assert executed == [
-        ["-m", "rollplex_coordinator", "--config", str(run_dir / "config.yaml"), "--run-dir", str(run_dir)]
-        + ["--resume", "--set", "run.schedule=serial", "--accept", "data.train", "--iterations", "9"]
+        [
+            *("-m", "rollplex_coordinator", "--config", str(run_dir / "config.yaml"), "--run-dir", str(run_dir)),
+            *("--resume", "--set", "run.schedule=serial", "--accept", "data.train", "--iterations", "9"),
+        ]
     ]
 
 

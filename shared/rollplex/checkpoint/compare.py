@@ -19,6 +19,8 @@ from msgspec import Struct
 HARMLESS = (
     "run.name",
     "run.schedule",
+    "run.tensorboard",
+    "run.log_completions",
     "memory",
     "deadlines",
     "http",
@@ -27,6 +29,7 @@ HARMLESS = (
     "services",
     "rewards.time_limit_s",
     "rewards.memory_limit",
+    "rewards.workers",
 )
 """Keys, or whole sections, that do not change what is learned."""
 _ABSENT = "(nothing)"

@@ -12,7 +12,7 @@ from rollplex.config.environment import read_environment
 
 def up(
     config: Annotated[
-        Path | None, typer.Argument(metavar="CONFIG", help="YAML file of the run. With --resume: default, the run's.")
+        Path | None, typer.Argument(metavar="CONFIG", help="YAML file of the run. Default for a resumed run: its own.")
     ] = None,
     *,
     iterations: Annotated[
@@ -34,7 +34,7 @@ def up(
     ] = None,
     accept: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY", help="With --resume: that this key may differ. May be repeated."),
+        typer.Option(metavar="KEY", help="A key that may differ in a resumed run. May be repeated."),
     ] = None,
     dry_run: Annotated[
         bool,
