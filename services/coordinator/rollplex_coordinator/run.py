@@ -129,7 +129,8 @@ class _Run:
         reason, code = "done", 0
         try:
             self._live()
-            say("rollplex: it can run" if self._options.dry_run else f"rollplex: done, {self._so_far()}")
+            if self._options.verify is None:  # which has said what it found
+                say("rollplex: it can run" if self._options.dry_run else f"rollplex: done, {self._so_far()}")
         except StopRun as stop:
             reason, code = str(stop), stop.exit_code
             if stop.source != HTTP:

@@ -92,6 +92,7 @@ def verify(context: Context, holder: Holder, options: VerifyOptions, config_file
             needed="differences within the tolerances",
             do=f"The report says where: {options.report}",
         )
+    say("rollplex: verified")
 
 
 class Check:
