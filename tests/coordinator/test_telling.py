@@ -30,7 +30,7 @@ class Told:
         record.open_groups = where.get("groups", (2, 5))
         supervisor = Supervisor(run_dir, 1, {})
         supervisor._incarnations = dict.fromkeys(where.get("started", Role), 1)
-        self.event, self.text = told(error, record, supervisor)
+        self.event, self.text = told(error, record, supervisor, logs_stay=where.get("logs_stay", True))
         record.close()
 
 
@@ -70,6 +70,12 @@ def test_a_death_names_role_and_log(tmp_path: Path) -> None:
     assert "prefix[0:0]: the prefix service died; got killed by SIGKILL" in one.text
     assert one.text.endswith("logs/prefix.log")
     assert one.event.service == "prefix[0:0]"
+
+
+def test_a_log_that_is_removed_with_its_run_is_not_named(tmp_path: Path) -> None:
+    one = Told(tmp_path, failed(), logs_stay=False)
+    assert "log" not in one.text.splitlines()[-1]
+    assert one.event.log_path == ""
 
 
 def test_an_error_of_the_coordinator_s_own_outside_a_step_names_neither_step_nor_log(tmp_path: Path) -> None:

@@ -138,7 +138,7 @@ class _Run:
             say(f"rollplex: {reason} after {self._so_far()}")
         except RollplexError as error:
             reason, code = str(error)[:4_000], exit_code(error)
-            event, text = told(error, node.record, node.supervisor)
+            event, text = told(error, node.record, node.supervisor, logs_stay=not self._options.dry_run)
             self._note(event)
             say(text)
         except Exception as error:

@@ -41,14 +41,16 @@ def exit_code(error: RollplexError) -> int:
     return EXIT_CONFIG if kind in {ConfigError.__name__, BudgetError.__name__} else EXIT_ERROR
 
 
-def told(error: RollplexError, record: Record, supervisor: Supervisor) -> tuple[ErrorRaised, str]:
-    """Who, where in the run, what, and which log: for the journal, and in words."""
+def told(
+    error: RollplexError, record: Record, supervisor: Supervisor, *, logs_stay: bool = True
+) -> tuple[ErrorRaised, str]:
+    """Who, where in the run, what, and which log (unless it goes with the run): for the journal, and in words."""
     service, role = error.where, None
     if isinstance(error, WorkerFailed):
         service, role = str(error.peer), error.peer.role
     elif isinstance(error, WorkerDied):
         role = error.role
-    log_path = supervisor.log_text(role) if role is not None else ""
+    log_path = supervisor.log_text(role) if role is not None and logs_stay else ""
     details = error.report if isinstance(error, WorkerFailed) else report(error)
     groups = record.open_groups
     event = ErrorRaised(
