@@ -14,4 +14,4 @@ def mean_std(values: Sequence[float]) -> tuple[float, float]:
     mean = math.fsum(values) / len(values)
     if min(values) == max(values):
         return mean, 0.0
-    return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
+    return mean, math.hypot(*(value - mean for value in values)) / math.sqrt(len(values) - 1)
