@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -182,7 +183,7 @@ def test_a_missing_key_says_what_it_is_for(config_file: Path, values: dict[str, 
     del values["data"]["path"]
     error = _refused(config_file, values)
     assert error.what == "The key data.path is missing"
-    assert error.needed == "JSONL file, one prompt a line"
+    assert error.needed == "A .jsonl, .json or .parquet file, or a folder that datasets' save_to_disk wrote"
     assert error.do == "Set data.path."
 
 
@@ -267,3 +268,18 @@ def test_a_lone_surrogate_is_refused(config_file: Path, values: dict[str, Any]) 
     values["rollout"] = {"stop_tokens": ["\ud800"]}
     with pytest.raises(ConfigError):
         from_mapping(values)
+
+
+def test_a_format_prompt_without_a_place_for_the_question_is_a_file_beside_the_configuration(config_file: Path) -> None:
+    for text in ("", "{{ content }} ?"):
+        assert load(config_file, [f"data.format_prompt={json.dumps(text)}"]).data.format_prompt == text
+    prompt = load(config_file, ["data.format_prompt=math.jinja"]).data.format_prompt
+    assert prompt == str(config_file.parent / "math.jinja")
+
+
+def test_a_dataset_may_be_a_folder_and_its_images_are_then_in_it(config_file: Path) -> None:
+    folder = config_file.parent / "saved"
+    with pytest.raises(ConfigError, match="The dataset is not there; .* or .parquet file, or a folder"):
+        load(config_file, ["data.path=saved"])
+    folder.mkdir()
+    assert load(config_file, ["data.path=saved"]).data.image_folder == folder

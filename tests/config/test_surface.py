@@ -15,8 +15,8 @@ KEYS = """
 run.name run.seed run.iterations run.schedule run.share_prefix run.deterministic run.threads
 run.tensorboard run.log_completions
 model.path model.dtype model.freeze_vision
-data.path data.image_dir data.prompts_per_iteration data.shuffle data.max_prompt_tokens data.max_image_pixels
-data.on_bad_row
+data.path data.split data.shape data.columns data.format_prompt data.image_dir data.prompts_per_iteration data.shuffle
+data.max_prompt_tokens data.max_image_pixels data.on_bad_row
 rollout.engine rollout.group_size rollout.max_new_tokens rollout.temperature rollout.top_p rollout.top_k
 rollout.stop_tokens rollout.never_sample rollout.forced_lengths
 rewards.functions rewards.functions.function rewards.functions.weight rewards.functions.signature
@@ -31,7 +31,7 @@ deadlines.start_s deadlines.ack_s deadlines.load_s deadlines.unit_s deadlines.up
 deadlines.leave_s
 http.host http.port http.allow_remote
 checkpoint.every checkpoint.keep
-eval.name eval.data eval.image_dir eval.every eval.limit
+eval.name eval.data eval.split eval.image_dir eval.every eval.limit
 services.rollout services.prefix services.trainer
 """
 

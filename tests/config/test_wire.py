@@ -175,3 +175,12 @@ def test_every_process_gets_the_same_model(make: Make) -> None:
 def test_what_names_no_function_is_refused(make: Make, spec: str) -> None:
     with pytest.raises(Exception, match="function"):
         make(rewards={"functions": [{"function": spec}]})
+
+
+def test_how_rows_are_read_is_the_same_for_evaluations_but_for_the_split(make: Make) -> None:
+    rows: dict[str, Any] = {"shape": "easyr1", "columns": {"problem": "q"}, "format_prompt": "{{ content }}!"}
+    config = make(data={**rows, "split": "train"}, eval=[{"name": "held_out", "data": "other", "split": "test"}])
+    train, held_out = (_over_the_wire(source) for source in wire.data_sources(config))
+    assert (train.shape, train.columns, train.format_prompt) == ("easyr1", {"problem": "q"}, "{{ content }}!")
+    assert (held_out.shape, held_out.columns, held_out.format_prompt) == ("easyr1", {"problem": "q"}, "{{ content }}!")
+    assert (train.split, held_out.split) == ("train", "test")

@@ -145,7 +145,10 @@ def test_tokens_with_which_no_response_could_end_are_refused(
 
 def test_a_bad_row_is_an_error_that_names_it(service: InputService, opening: Opening, dataset: Dataset) -> None:
     with pytest.raises(DataError, match=r"train\.jsonl:2 \(row 1\)"):
-        service.handle(opening(sources=(dataset([ROWS[1], {"prompt": "<image>"}]),)), lambda _: pytest.fail("answered"))
+        service.handle(
+            opening(sources=(dataset([ROWS[1], {"prompt": "a", "images": ["a.png"]}]),)),
+            lambda _: pytest.fail("answered"),
+        )
     with pytest.raises(ModelError):
         service.handle(
             OpenData(cause=1, model_path="/nowhere", sources=(), never_sample=(), stop_tokens=()),

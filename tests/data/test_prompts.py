@@ -22,6 +22,8 @@ from rollplex.data.tokenizer import TextTokenizer
 from rollplex.errors import ConfigError, DataError, ModelError
 from rollplex.layout.shape import ModelShape
 
+IMAGE, VIDEO = "<|vision_start|><|image_pad|><|vision_end|>", "<|vision_start|><|video_pad|><|vision_end|>"
+
 
 @pytest.fixture(scope="module")
 def theirs(model_folder: Path) -> Any:
@@ -96,9 +98,6 @@ def test_ids_with_images_are_those_of_transformers_processor(
     assert prompt.positions.shape == (3, len(prompt.ids))
 
 
-IMAGE, VIDEO = "<|vision_start|><|image_pad|><|vision_end|>", "<|vision_start|><|video_pad|><|vision_end|>"
-
-
 @pytest.mark.parametrize(
     ("fields", "wanted"),
     [
@@ -106,6 +105,8 @@ IMAGE, VIDEO = "<|vision_start|><|image_pad|><|vision_end|>", "<|vision_start|><
         ({"prompt": "a <video>", "videos": [["1"]]}, f"a {VIDEO}"),
         ({"prompt": f"{IMAGE}a", "images": ["1"]}, f"{IMAGE}a"),
         ({"prompt": "a"}, "a"),
+        ({"prompt": "a <image> <video>"}, "a <image> <video>"),
+        ({"prompt": "a <image> <video>", "images": ["1"]}, f"a {IMAGE} <video>"),
     ],
 )
 def test_a_plain_text_is_taken_as_it_is_with_its_marks_replaced(
@@ -119,6 +120,14 @@ def test_marks_in_a_message_become_media_in_their_places(maker: PromptMaker) -> 
     assert f"<|im_start|>user\na{IMAGE}b{VIDEO}{IMAGE}<|im_end|>" in rendered
 
 
+def test_marks_of_a_kind_that_the_row_has_no_media_of_are_text(maker: PromptMaker) -> None:
+    assert "user\na<image>b<|im_end|>" in maker.render(row(prompt=user("a<image>b")))
+    rendered = maker.render(row(prompt=user("a<video>b<image>c<video>"), images=["1"]))
+    assert f"user\na<video>b{IMAGE}c<video><|im_end|>" in rendered
+    rendered = maker.render(row(prompt=user("a<video>b"), images=["1"]))
+    assert f"user\n{IMAGE}a<video>b<|im_end|>" in rendered
+
+
 def test_media_without_marks_stand_before_the_first_user_message(maker: PromptMaker) -> None:
     prompt = [{"role": "system", "content": "s"}, *user("what?"), {"role": "assistant", "content": "?"}, *user("now")]
     rendered = maker.render(row(prompt=prompt, images=["1", "2"], videos=[["3"]]))
@@ -130,14 +139,15 @@ def test_media_without_marks_stand_before_the_first_user_message(maker: PromptMa
 @pytest.mark.parametrize(
     "fields",
     [
-        {"prompt": "a <image>"},
+        {"prompt": f"a {IMAGE}"},
+        {"prompt": user(parts("image"))},
         {"prompt": "a", "images": ["1"]},
         {"prompt": "a <image> <image>", "images": ["1"]},
         {"prompt": user("<image>"), "images": ["1", "2"]},
         {"prompt": user(parts("image", "image")), "images": ["1"]},
         {"prompt": user(parts("image")), "videos": [["1"]]},
         {"prompt": user(f"{IMAGE} a <image>"), "images": ["1"]},
-        {"prompt": user("a <video>"), "images": ["1"]},
+        {"prompt": user(parts("video")), "images": ["1"]},
     ],
 )
 def test_as_many_places_as_media_are_needed(fields: dict[str, Any], maker: PromptMaker) -> None:
@@ -151,11 +161,11 @@ def test_as_many_places_as_media_are_needed(fields: dict[str, Any], maker: Promp
         ("a <image>", "imagse", ["1"], 'Rename "imagse" to "images".'),
         (user(parts("image")), "Images", ["1"], 'Rename "Images" to "images".'),
         ("a <image>", "imagee", "1", 'Rename "imagee" to "image".'),
-        ("a <video>", "video", [["1"]], 'Rename "video" to "videos".'),
-        ("a <video>", "images", [], "Write <video> or a part"),
-        ("a <image>", "answer", ["1"], "Write <image> or a part"),
-        ("a <image>", "imagse", 3, "Write <image> or a part"),
-        ("a <image>", "image_file", "1", "Write <image> or a part"),
+        ("a <video>", "vidoes", [["1"]], 'Rename "vidoes" to "videos".'),
+        (user(parts("video")), "images", [], "Write <video> or a part"),
+        (f"a {IMAGE}", "answer", ["1"], "Write <image> or a part"),
+        (f"a {IMAGE}", "imagse", 3, "Write <image> or a part"),
+        (f"a {IMAGE}", "image_file", "1", "Write <image> or a part"),
     ],
 )
 def test_places_without_media_are_told_of_a_column_that_may_hold_them(

@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from rollplex.data.rows import MAX_LINE_BYTES, Rows
+from rollplex.data.media import Clip
+from rollplex.data.rows import Rows
+from rollplex.data.stores.base import MAX_ROW_BYTES
+from rollplex.data.stores.jsonl import JsonLines
 from rollplex.errors import DataError
 
 
@@ -38,11 +41,12 @@ def test_the_last_line_needs_no_end(rows_of: RowsOf) -> None:
     assert [rows_of(GOOD + b"\n" + GOOD).row(number).number for number in range(2)] == [0, 1]
 
 
-def test_rows_are_found_across_the_chunks_of_a_large_file(rows_of: RowsOf) -> None:
+def test_rows_are_found_across_the_chunks_of_a_large_file(rows_of: RowsOf, tmp_path: Path) -> None:
     lines = [json.dumps({"prompt": f"{number} {'x' * (number % 977)}"}).encode() for number in range(6000)]
-    rows = rows_of(b"\n".join(lines))
-    assert len(rows) == 6000
-    assert all(rows.line(number) == line for number, line in enumerate(lines))
+    rows_of(b"\n".join(lines))
+    store = JsonLines(tmp_path / "rows.jsonl")
+    assert len(store) == 6000
+    assert all(store.line(number) == line for number, line in enumerate(lines))
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"  \n\r\n\n"])
@@ -62,7 +66,7 @@ def test_an_empty_dataset_is_refused(content: bytes, rows_of: RowsOf) -> None:
         (b"[" * 100_000, "not JSON"),
         (b'{"prompt": "\\ud800"}', "not JSON"),
         (b"[1]", "not an object"),
-        (b"{}", "no prompt"),
+        (b"{}", 'no "prompt"'),
         (b'{"prompt": ""}', "empty"),
         (b'{"prompt": " \\n"}', "empty"),
         (b'{"prompt": []}', "empty"),
@@ -77,9 +81,10 @@ def test_an_empty_dataset_is_refused(content: bytes, rows_of: RowsOf) -> None:
         (b'{"prompt": [{"role": "user", "content": [{"type": "text"}]}]}', "no text"),
         (b'{"prompt": [{"role": "user", "content": [{"type": "image", "image": "a.png"}]}]}', "names its file"),
         (b'{"prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}', "assistant's"),
-        (b'{"prompt": "a", "images": "a.png"}', '"images" has the wrong form'),
-        (b'{"prompt": "a", "images": [3]}', '"images" has the wrong form'),
-        (b'{"prompt": "a", "image": ["a.png"]}', '"image" has the wrong form'),
+        (b'{"prompt": "a", "images": 3}', '"images" has the wrong form'),
+        (b'{"prompt": "a", "images": [3]}', '"images"[0] has the wrong form'),
+        (b'{"prompt": "a", "images": ["a.png", null]}', '"images"[1] is empty'),
+        (b'{"prompt": "a", "image": {"url": "a.png"}}', '"image" has the wrong form'),
         (b'{"prompt": "a", "image": "a.png", "images": ["a.png"]}', "both"),
         (b'{"prompt": "a", "videos": ["a.png"]}', "wrong form"),
         (b'{"prompt": "a", "videos": [["a.png"], []]}', "videos[1] is empty"),
@@ -101,24 +106,29 @@ def test_a_row_of_the_wrong_form_is_refused_by_line_and_number(line: bytes, says
 @pytest.mark.parametrize(
     ("name", "do"),
     [
-        ("messages", 'Rename "messages" to "prompt".'),
-        ("mesages", 'Rename "mesages" to "prompt".'),
-        ("promtp", 'Rename "promtp" to "prompt".'),
-        ("Prompt", 'Rename "Prompt" to "prompt".'),
-        ("answer", ""),
+        ("mesages", 'Rename "mesages" to "messages", or set data.columns: {messages: mesages}.'),
+        ("promtp", 'Rename "promtp" to "prompt", or set data.columns: {prompt: promtp}.'),
+        ("Prompt", 'Rename "Prompt" to "prompt", or set data.columns: {prompt: Prompt}.'),
+        ("question", "Set data.columns, e.g. {prompt: question}, or data.shape."),
     ],
 )
-def test_a_row_without_prompt_is_told_of_a_column_that_may_be_one(name: str, do: str, rows_of: RowsOf) -> None:
-    with pytest.raises(DataError, match="no prompt") as caught:
-        rows_of(b'{"%s": "a"}' % name.encode()).row(0)
+def test_a_dataset_without_prompts_is_told_of_a_column_that_may_hold_them(name: str, do: str, rows_of: RowsOf) -> None:
+    with pytest.raises(DataError, match=r"rows.jsonl:1 \(row 0\): The columns fit no known shape") as caught:
+        rows_of(b'{"%s": "a"}' % name.encode())
     assert caught.value.do == do
+
+
+def test_a_row_without_prompt_is_told_of_a_column_that_may_be_one(rows_of: RowsOf) -> None:
+    with pytest.raises(DataError, match='no "prompt"') as caught:
+        rows_of(GOOD + b'\n{"promtp": "a"}').row(1)
+    assert caught.value.do == 'Rename "promtp" to "prompt".'
 
 
 def test_a_line_without_end_is_refused_before_it_is_read(tmp_path: Path) -> None:
     path = tmp_path / "long.jsonl"
     with path.open("wb") as file:
         file.write(GOOD + b"\n")
-        file.truncate(MAX_LINE_BYTES + 100)
+        file.truncate(MAX_ROW_BYTES + 100)
         file.seek(0, os.SEEK_END)
         file.write(b"}")
     with pytest.raises(DataError, match="too long"):
@@ -131,8 +141,9 @@ def test_media_columns_are_read(rows_of: RowsOf) -> None:
         b'{"prompt": "a", "images": null, "videos": [["1.png"]], "n": {"deep": [1]}}'
     )
     first, second = rows.row(0), rows.row(1)
-    assert (first.images, first.videos, first.video_fps) == (("x.png",), (("1.png", "2.png"), ("3.png",)), (4.0, 4.0))
-    assert (second.images, second.videos, second.video_fps) == ((), (("1.png",),), (2.0,))
+    assert first.images == ("x.png",)
+    assert first.videos == (Clip(frames=("1.png", "2.png"), fps=4.0), Clip(frames=("3.png",), fps=4.0))
+    assert (second.images, second.videos) == ((), (Clip(frames=("1.png",), fps=2.0),))
     assert first.columns["image"] == "x.png"
     assert second.columns["n"] == {"deep": [1]}
 
@@ -150,10 +161,10 @@ def test_a_dataset_that_is_a_fifo_does_not_block(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="a FIFO"):
         Rows(tmp_path / "fifo")
     with pytest.raises(DataError, match="No such file"):
-        Rows(tmp_path / "absent")
+        Rows(tmp_path / "absent.jsonl")
 
 
 def test_there_is_no_row_behind_the_last(rows_of: RowsOf) -> None:
     for number in (-1, 1):
         with pytest.raises(DataError, match="no such row"):
-            rows_of(GOOD).line(number)
+            rows_of(GOOD).row(number)

@@ -74,7 +74,7 @@ def test_media_are_in_the_order_of_their_placeholders(
     [
         (b"{", "not JSON"),
         ({"prompt": ""}, "prompt is empty"),
-        ({"prompt": "a <image>"}, "not as many places"),
+        ({"prompt": [{"role": "user", "content": [{"type": "image"}]}]}, "not as many places"),
         ({"prompt": "a<image>", "images": ["absent.png"]}, "No such file"),
         ({"prompt": "a<image>", "images": ["../train.jsonl"]}, "out of the image folder"),
         ({"prompt": "a<image>", "images": ["http://localhost/x.png"]}, "a URL"),

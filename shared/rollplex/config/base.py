@@ -44,6 +44,11 @@ def parse_size(value: object) -> object:
     return int(size)
 
 
+def dataset_folder(path: Path) -> Path:
+    """What the paths in a dataset are relative to, if nothing else is said: the folder of a file, or the folder."""
+    return path if path.is_dir() else path.parent
+
+
 def _against_base(path: Path, info: ValidationInfo) -> Path:
     """Relative paths are meant from the folder of the configuration file."""
     base = (info.context or {}).get("base")

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rollplex.config.base import FilePath, RunName, Section, Size
+from rollplex.config.base import FilePath, RunName, Section, Size, dataset_folder
 
 Seconds = Annotated[float, Field(gt=0.0, le=7 * 24 * 3600.0)]
 
@@ -110,7 +110,9 @@ class EvalSection(Section):
     name: RunName
     """Names it in eval.jsonl and in metrics. Absent: the name of the data's file, without its ending."""
     data: FilePath
-    """JSONL file, rows as in training."""
+    """File or folder, rows as in training."""
+    split: Annotated[str, Field(max_length=256)] = ""
+    """As data.split."""
     image_dir: FilePath | None = None
     """As data.image_dir. Absent: the folder of `data`."""
     every: Annotated[int, Field(ge=0)] = 0
@@ -120,8 +122,8 @@ class EvalSection(Section):
 
     @property
     def image_folder(self) -> Path:
-        """`image_dir`, or where the JSONL file is."""
-        return self.image_dir or self.data.parent
+        """`image_dir`, or where the dataset is."""
+        return self.image_dir or dataset_folder(self.data)
 
     def due(self, step: int, *, last: bool) -> bool:
         """Whether to evaluate after `step` iterations (0: before the first); `last`: no further iteration follows."""

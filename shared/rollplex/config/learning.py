@@ -12,7 +12,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, JsonValue, ValidationInfo, model_validator
 
-from rollplex.config.base import FilePath, Section, Size, TokenText
+from rollplex.config.base import FilePath, Section, Size, TokenText, dataset_folder
+from rollplex.protocol.inputs import ShapeName
 from rollplex.protocol.reward import Form
 from rollplex.protocol.trainer import Loss, Scale
 
@@ -28,13 +29,32 @@ class ModelSection(Section):
     """True: the vision tower is not trained; its weights are shared with the reference."""
 
 
+def _against_base_if_path(text: str, info: ValidationInfo) -> str:
+    """A format prompt is a text if it has a place for the question, else the path of a file."""
+    base = (info.context or {}).get("base")
+    return text if not text or "{{" in text or base is None else str((base / text).absolute())
+
+
+ColumnName = Annotated[str, Field(min_length=1, max_length=256)]
+
+
 class DataSection(Section):
     """What it is trained on."""
 
     path: FilePath
-    """JSONL file, one prompt a line."""
+    """A .jsonl, .json or .parquet file, or a folder that datasets' save_to_disk wrote."""
+    split: Annotated[str, Field(max_length=256)] = ""
+    """Which split of a folder that has several. Empty: it has none."""
+    shape: ShapeName = ShapeName.AUTO
+    """Whose rows they are: trl, verl, easyr1, ms_swift or llava (VLM-R1's too). auto: by the columns of the first row.
+    Evaluations' rows are read in the same way, by this, `columns` and `format_prompt`."""
+    columns: Annotated[dict[ColumnName, ColumnName], Field(max_length=32)] = Field(default_factory=dict)
+    """Names that the shape knows, each with the column that is meant: {prompt: question, images: pics}."""
+    format_prompt: Annotated[str, Field(max_length=65_536), AfterValidator(_against_base_if_path)] = ""
+    """jinja2 text, or a file of it, that is put around each question, which is {{ content }} in it (as in EasyR1). The
+    question is the last user message, or the plain text. Empty: prompts stay as they are."""
     image_dir: FilePath | None = None
-    """Folder that the rows' image paths are relative to, and may not leave. Absent: the folder of `path`."""
+    """Folder that the rows' image paths are relative to, and may not leave. Absent: the folder of `path`, or `path`."""
     prompts_per_iteration: Annotated[int, Field(ge=1, le=65_536)] = 8
     """Prompts (groups) of one iteration, so of one optimizer step."""
     shuffle: bool = True
@@ -48,8 +68,8 @@ class DataSection(Section):
 
     @property
     def image_folder(self) -> Path:
-        """`image_dir`, or where the JSONL file is."""
-        return self.image_dir or self.path.parent
+        """`image_dir`, or where the dataset is."""
+        return self.image_dir or dataset_folder(self.path)
 
 
 class RolloutSection(Section):

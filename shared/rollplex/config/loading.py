@@ -149,9 +149,12 @@ def _how_to_download(model: str) -> str:
 
 
 def _check_data(file: Path, images: Path, section: tuple[Key, ...], key: str, source: _Source) -> None:
-    if not file.is_file():
+    if not file.exists():
         raise ConfigError(
-            "The dataset is not there", got=str(file), needed="a JSONL file", where=source.where((*section, key))
+            "The dataset is not there",
+            got=str(file),
+            needed="a .jsonl, .json or .parquet file, or a folder",
+            where=source.where((*section, key)),
         )
     if not images.is_dir():
         raise ConfigError(

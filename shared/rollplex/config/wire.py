@@ -92,8 +92,8 @@ def optimizer(config: Config) -> Optimizer:
 def data_sources(config: Config) -> tuple[DataSource, ...]:
     """The training data ("train") first, then each evaluation's."""
     data = config.data
-    places = [(TRAIN, data.path, data.image_folder)]
-    places += [(evaluation.name, evaluation.data, evaluation.image_folder) for evaluation in config.eval]
+    places = [(TRAIN, data.path, data.split, data.image_folder)]
+    places += [(item.name, item.data, item.split, item.image_folder) for item in config.eval]
     return tuple(
         DataSource(
             name=name,
@@ -102,8 +102,12 @@ def data_sources(config: Config) -> tuple[DataSource, ...]:
             max_prompt_tokens=data.max_prompt_tokens,
             max_image_pixels=data.max_image_pixels,
             skip_bad_rows=data.on_bad_row == "skip",
+            split=split,
+            shape=data.shape,
+            columns=data.columns,
+            format_prompt=data.format_prompt,
         )
-        for name, path, images in places
+        for name, path, split, images in places
     )
 
 

@@ -19,6 +19,7 @@ Decoding runs under a limit of address space. Does not know rows, patches or tok
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import resource
 import struct
@@ -34,6 +35,7 @@ from msgspec import Struct
 from PIL import ExifTags, Image, UnidentifiedImageError
 
 from rollplex.data.files import open_beneath
+from rollplex.data.media import Embedded, Place
 from rollplex.errors import DataError
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
@@ -81,7 +83,7 @@ class Header(Struct, frozen=True, kw_only=True):
 
 
 class ImageFolder:
-    """The images under one folder.
+    """The images under one folder, and those that rows hold themselves.
 
     Args:
         root: no file outside it is opened.
@@ -100,17 +102,18 @@ class ImageFolder:
             raise DataError("The image folder is not a folder", where=str(root))
         self._max_pixels = max_pixels
 
-    def header(self, name: str, *, decode: bool = False) -> Header:
+    def header(self, place: Place, *, decode: bool = False) -> Header:
         """Read what an image declares; decode it only if its format does not show whether the file is whole.
 
         Args:
-            name: path relative to the folder.
+            place: path relative to the folder, or the file itself.
             decode: decode it in any case.
 
         Raises:
             DataError: the image cannot be used; the error says why, but not in which row.
         """
-        with self._open(name) as file, _pillow(file, name) as image:
+        name = name_of(place)
+        with self._open(place) as file, _pillow(file, name) as image:
             turn = self._declared(image, name)
             width, height = image.size if turn < 5 else image.size[::-1]
             ends = _Ends.of(file)
@@ -118,27 +121,32 @@ class ImageFolder:
                 _decode(image)
         return Header(width=width, height=height, identity=ends.identity())
 
-    def load(self, name: str) -> Image.Image:
+    def load(self, place: Place) -> Image.Image:
         """The pixels of an image: mode RGB, upright.
 
         Raises:
             DataError: as for `header`, or the pixels cannot be decoded.
         """
-        with self._open(name) as file, _pillow(file, name) as image:
+        name = name_of(place)
+        with self._open(place) as file, _pillow(file, name) as image:
             turn = self._declared(image, name)
             _decode(image)
             upright = _rgb(image, name)
             return upright.transpose(_TURNS[turn]) if turn in _TURNS else upright
 
-    def _open(self, name: str) -> IO[bytes]:
-        file = os.fdopen(open_beneath(self._root, name), "rb")
-        size = os.fstat(file.fileno()).st_size
+    def _open(self, place: Place) -> IO[bytes]:
+        if isinstance(place, Embedded):
+            file: IO[bytes] = io.BytesIO(place.data)
+        else:
+            file = os.fdopen(open_beneath(self._root, place), "rb")
+        size = file.seek(0, os.SEEK_END)
+        file.seek(0)
         if 0 < size <= MAX_FILE_BYTES:
             return file
         file.close()
         raise DataError(
             "This image file is empty" if size == 0 else "This image file is too large",
-            got=f"{name!r}, {size} bytes",
+            got=f"{name_of(place)!r}, {size} bytes",
             needed=f"1 to {MAX_FILE_BYTES} bytes",
         )
 
@@ -155,6 +163,11 @@ class ImageFolder:
         # Not PngImageFile.getexif: it decodes the image to find a chunk behind the pixels.
         orientation = Image.Image.getexif(image).get(ExifTags.Base.Orientation, 1)
         return orientation if orientation in _TURNS else 1
+
+
+def name_of(place: Place) -> str:
+    """An image as errors name it."""
+    return place.name if isinstance(place, Embedded) else place
 
 
 @contextmanager
@@ -222,9 +235,13 @@ class _Ends(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, file: IO[bytes]) -> _Ends:
-        fd = file.fileno()
-        size = os.fstat(fd).st_size
-        return cls(size=size, first=os.pread(fd, END_BYTES, 0), last=os.pread(fd, END_BYTES, max(0, size - END_BYTES)))
+        size = file.seek(0, os.SEEK_END)
+        pieces: list[bytes] = []
+        for start in (0, max(0, size - END_BYTES)):
+            file.seek(start)
+            pieces.append(file.read(END_BYTES))
+        file.seek(0)
+        return cls(size=size, first=pieces[0], last=pieces[1])
 
     def identity(self) -> bytes:
         digest = hashlib.blake2b(b"%d\n" % self.size, digest_size=16)

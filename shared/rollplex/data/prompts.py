@@ -7,6 +7,7 @@ stand:
     <image> / <video> in a message that is text    there, as EasyR1, verl and ms-swift have it
     neither, but the row has media                 before the first user message: images, then videos, as TRL has it
     <image> / <video> in a plain text              there, between the model's vision-start and vision-end tokens
+    <image> in a row without images                nowhere: it is text; likewise <video> without videos
 
 Each placeholder token is then repeated, once for each token of its medium. Owns that and its checks; knows neither
 files nor pixels: it is given the grids.
@@ -85,7 +86,8 @@ class PromptMaker:
     def render(self, row: Row) -> str:
         """The text of a prompt, each medium as one placeholder. Raises DataError."""
         if isinstance(row.prompt, str):
-            return _MARKS.sub(lambda match: self._marks[match[0]], row.prompt)
+            kinds = _kinds(row)
+            return _MARKS.sub(lambda m: self._marks[m[0]] if _KINDS[m[0]] in kinds else m[0], row.prompt)
         if self._template is None:
             self._template = self._tokenizer.template()
         return self._template.render(with_parts(row.prompt, len(row.images), len(row.videos)))
@@ -108,13 +110,14 @@ class PromptMaker:
             )
         images, videos = ids == self._shape.image_id, ids == self._shape.video_id
         for name, found, given in (("image", images, row.images), ("video", videos, row.videos)):
-            if int(found.sum()) != len(given):
+            rename = "" if given else rename_to_media(row.columns, name)
+            count = int(found.sum()) or (marks_in(row.prompt, name) if rename else 0)
+            if count != len(given):
                 raise DataError(
                     f"The prompt has not as many places for {name}s as the row has {name}s",
-                    got=f"{int(found.sum())} in the rendered prompt",
+                    got=f"{count} in the rendered prompt",
                     needed=f'{len(given)}, the length of "{name}s"',
-                    do=("" if given else rename_to_media(row.columns, name))
-                    or f'Write <{name}> or a part {{"type": "{name}"}} where each belongs.',
+                    do=rename or f'Write <{name}> or a part {{"type": "{name}"}} where each belongs.',
                 )
         places = np.flatnonzero(images | videos)
         return Skeleton(ids=ids, places=places, kinds=tuple("image" if images[at] else "video" for at in places))
@@ -141,9 +144,21 @@ class PromptMaker:
         return Prompt(ids=ids, positions=positions, next_position=next_position)
 
 
+def marks_in(prompt: str | Sequence[dict[str, object]], kind: str) -> int:
+    """How often <image> or <video> stands in the texts of a prompt, parts left out."""
+    texts = [prompt] if isinstance(prompt, str) else [message["content"] for message in prompt]
+    return sum(text.count(f"<{kind}>") for text in texts if isinstance(text, str))
+
+
+def _kinds(row: Row) -> set[str]:
+    """Of which kinds the row has media."""
+    return {kind for kind, media in (("image", row.images), ("video", row.videos)) if media}
+
+
 def with_parts(messages: Sequence[dict[str, object]], num_images: int, num_videos: int) -> list[dict[str, object]]:
     """Give every medium of a conversation its part, by the table above. Messages without media stay as they are."""
-    parted = [_split(message) for message in messages]
+    kinds = {kind for kind, count in (("image", num_images), ("video", num_videos)) if count}
+    parted = [_split(message, kinds) for message in messages]
     has_media = any(
         part["type"] != "text"
         for message in parted
@@ -162,10 +177,17 @@ def with_parts(messages: Sequence[dict[str, object]], num_images: int, num_video
     return parted
 
 
-def _split(message: dict[str, object]) -> dict[str, object]:
+def _split(message: dict[str, object], kinds: set[str]) -> dict[str, object]:
+    """A message that is text, cut at the marks of these kinds."""
     content = message["content"]
-    if not isinstance(content, str) or not _MARKS.search(content):
+    if not isinstance(content, str) or not any(_KINDS[mark] in kinds for mark in _MARKS.findall(content)):
         return message
-    pieces = [piece for piece in _MARKS.split(content) if piece]
-    parts = [{"type": _KINDS[p]} if p in _KINDS else {"type": "text", "text": p} for p in pieces]
+    parts: list[dict[str, str]] = []
+    for piece in _MARKS.split(content):
+        if _KINDS.get(piece) in kinds:
+            parts.append({"type": _KINDS[piece]})
+        elif piece and parts and parts[-1]["type"] == "text":
+            parts[-1] = {"type": "text", "text": parts[-1]["text"] + piece}
+        elif piece:
+            parts.append({"type": "text", "text": piece})
     return {**message, "content": parts}

@@ -8,15 +8,14 @@ from rollplex.similar import closest
 
 _CLOSE = 0.7
 """difflib's similarity from which on a column is held for another: "imagse" has 0.83 to "images", "answer" 0.33."""
-_PROMPT_NAMES = ("prompt", "messages")
-_KNOWN = ("image", "images", "videos", "video_fps")
+_KNOWN = ("image", "images", "video", "videos", "video_fps")
 
 
-def rename_to_prompt(row: Mapping[str, object]) -> str:
-    """What to do about a row without a prompt: rename what seems to be one; empty if nothing does."""
-    for name, value in row.items():
-        if isinstance(value, str | list) and closest(name.lower(), _PROMPT_NAMES, _CLOSE):
-            return f'Rename "{name}" to "prompt".'
+def rename_to(row: Mapping[str, object], wanted: str) -> str:
+    """What to do about a row without a column: rename what seems to be it; empty if nothing does."""
+    for name in row:
+        if name != wanted and closest(name.lower(), [wanted], _CLOSE):
+            return f'Rename "{name}" to "{wanted}".'
     return ""
 
 

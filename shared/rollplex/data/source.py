@@ -14,8 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from rollplex.data.images import Header, ImageFolder
+from rollplex.data.images import Header, ImageFolder, name_of
 from rollplex.data.inputs import Prepared
+from rollplex.data.media import Clip, Place
 from rollplex.data.patches import Grid, Patches, image_grid, image_patches, video_grid, video_patches
 from rollplex.data.processor import Rules
 from rollplex.data.prompts import PromptMaker, Skeleton
@@ -40,7 +41,7 @@ class Source:
         self._source = source
         self._maker = maker
         self._rules = rules
-        self._rows = Rows(Path(source.path))
+        self._rows = Rows.of(source)
         self._images = ImageFolder(Path(source.image_dir), source.max_image_pixels)
         self._headers: dict[str, Header] = {}
         self._tokens = np.full(len(self._rows), _UNCHECKED, np.int64)
@@ -80,7 +81,7 @@ class Source:
     def _prepare(self, row: Row) -> Prepared:
         skeleton = self._maker.skeleton(row)
         images = iter(image_patches(self._images.load(name), self._rules.image) for name in row.images)
-        videos = iter(self._video(frames) for frames in row.videos)
+        videos = iter(self._video(clip) for clip in row.videos)
         media = tuple(next(images) if kind == "image" else next(videos) for kind in skeleton.kinds)
         prompt = self._maker.finish(skeleton, [patches.grid for patches in media], self._seconds(skeleton, row))
         counted = (int(self._tokens[row.number]), int(self._media_rows[row.number]))
@@ -94,21 +95,22 @@ class Source:
             )
         return Prepared(row=row.number, prompt=prompt, media=media)
 
-    def _video(self, frames: Sequence[str]) -> Patches:
-        pictures = [self._images.load(name) for name in frames]
-        _same_size(frames, [picture.size for picture in pictures])
+    def _video(self, clip: Clip) -> Patches:
+        pictures = [self._images.load(place) for place in clip.frames]
+        _same_size(clip.frames, [picture.size for picture in pictures])
         return video_patches(pictures, self._rules.video)
 
     def _seconds(self, skeleton: Skeleton, row: Row) -> list[float | None]:
         """Seconds per temporal patch for each placeholder; None for images."""
-        videos = iter(row.video_fps)
-        return [None if kind == "image" else self._rules.video.temporal_patch / next(videos) for kind in skeleton.kinds]
+        videos = iter(row.videos)
+        per_patch = self._rules.video.temporal_patch
+        return [None if kind == "image" else per_patch / next(videos).fps for kind in skeleton.kinds]
 
     def _check_row(self, number: int, identify: Callable[[bytes], None]) -> None:
         row = self._rows.row(number)
         try:
-            grids = [self._image_grid(name, identify) for name in row.images]
-            grids += [self._video_grid(frames, identify) for frames in row.videos]
+            grids = [self._image_grid(place, identify) for place in row.images]
+            grids += [self._video_grid(clip, identify) for clip in row.videos]
             skeleton = self._maker.skeleton(row)
             merge = self._rules.image.merge
             tokens = len(skeleton.ids) + sum(grid.tokens(merge) - 1 for grid in grids)
@@ -125,20 +127,21 @@ class Source:
         self._tokens[number] = tokens
         self._media_rows[number] = sum(grid.rows for grid in grids)
 
-    def _image_grid(self, name: str, identify: Callable[[bytes], None]) -> Grid:
-        header = self._header(name, identify)
+    def _image_grid(self, place: Place, identify: Callable[[bytes], None]) -> Grid:
+        header = self._header(place, identify)
         return image_grid(header.height, header.width, self._rules.image)
 
-    def _video_grid(self, frames: Sequence[str], identify: Callable[[bytes], None]) -> Grid:
-        headers = [self._header(name, identify) for name in frames]
-        _same_size(frames, [(header.width, header.height) for header in headers])
-        return video_grid(len(frames), headers[0].height, headers[0].width, self._rules.video)
+    def _video_grid(self, clip: Clip, identify: Callable[[bytes], None]) -> Grid:
+        headers = [self._header(place, identify) for place in clip.frames]
+        _same_size(clip.frames, [(header.width, header.height) for header in headers])
+        return video_grid(len(clip.frames), headers[0].height, headers[0].width, self._rules.video)
 
-    def _header(self, name: str, identify: Callable[[bytes], None]) -> Header:
-        header = self._headers.get(name)
+    def _header(self, place: Place, identify: Callable[[bytes], None]) -> Header:
+        header = self._headers.get(place) if isinstance(place, str) else None
         if header is None:
-            header = self._images.header(name, decode=self._source.skip_bad_rows)
-            self._headers[name] = header
+            header = self._images.header(place, decode=self._source.skip_bad_rows)
+            if isinstance(place, str):
+                self._headers[place] = header
         identify(header.identity)
         return header
 
@@ -165,11 +168,11 @@ class Source:
         )
 
 
-def _same_size(frames: Sequence[str], sizes: Sequence[tuple[int, int]]) -> None:
-    for name, size in zip(frames, sizes, strict=True):
+def _same_size(frames: Sequence[Place], sizes: Sequence[tuple[int, int]]) -> None:
+    for place, size in zip(frames, sizes, strict=True):
         if size != sizes[0]:
             raise DataError(
                 "The frames of a video differ in size",
-                got=f"{name!r}, {size[0]} x {size[1]}",
+                got=f"{name_of(place)!r}, {size[0]} x {size[1]}",
                 needed=f"{sizes[0][0]} x {sizes[0][1]}, as its first frame",
             )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated, TypeAlias
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
 from rollplex.protocol.common import (
     MAX_ITEMS,
@@ -21,6 +22,17 @@ from rollplex.protocol.common import (
 )
 
 
+class ShapeName(StrEnum):
+    """Whose rows a dataset has (`rollplex.data.shapes`). AUTO: by the columns of its first row."""
+
+    AUTO = "auto"
+    TRL = "trl"
+    VERL = "verl"
+    EASYR1 = "easyr1"
+    MS_SWIFT = "ms_swift"
+    LLAVA = "llava"
+
+
 class DataSource(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One dataset as the input child and the reward child read it."""
 
@@ -33,6 +45,13 @@ class DataSource(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_image_pixels: Count
     """Declared width x height above this is refused before decoding."""
     skip_bad_rows: bool
+    split: Name = ""
+    """Of a folder that has several; empty: it has none."""
+    shape: ShapeName = ShapeName.AUTO
+    columns: Annotated[dict[Name, Name], Meta(max_length=32)] = field(default_factory=dict)
+    """Names that the shape knows, each with the column of the file that is meant."""
+    format_prompt: Text = ""
+    """jinja2; the question is `content`. Empty: prompts stay as they are."""
 
 
 # coordinator -> input, once: open the datasets and check every row (JSON, fields, files, image headers, token counts).
