@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -132,6 +133,27 @@ def test_a_watch_on_a_terminal_draws_the_table_and_then_says_how_the_run_ended(
     assert "held_out after 2: reward 0.500, right 0.250" in table["evaluation"]
     assert "unit 3" in table["waiting"]
     assert any(line.startswith("state") and "stopped" in line for line in said)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+def test_a_signal_ends_a_watch_but_not_the_run_and_leaves_the_terminal_with_its_cursor(
+    tmp_path: Path,
+    pauses: Callable[[Callable[[int], None]], None],
+    monkeypatch: pytest.MonkeyPatch,
+    number: signal.Signals,
+    code: int,
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    before = signal.getsignal(number)
+    said: list[str] = []
+    with LiveRun(tmp_path / "a-1") as live, Terminal() as terminal:
+        pauses(lambda _: signal.raise_signal(number))
+        assert watch(live.run_dir, tmp_path, out=terminal.stream, say=said.append) == code
+        written = terminal.close()
+        assert not any(call[0] == "stop" for call in live.control.calls)
+    assert written.count("\x1b[?25l") == written.count("\x1b[?25h") == 1
+    assert said == []
+    assert signal.getsignal(number) is before
 
 
 def test_a_watch_elsewhere_says_a_line_when_iterations_are_done(

@@ -96,7 +96,7 @@ def down(run_dir: Path, *, grace_s: float, say: Callable[[str], None]) -> None:
         with connect(run_dir) as api:
             api.stop(now=True, leave=True)
     except RollplexError as error:
-        say(f"{run_dir}: the control API cannot be used: {error}")
+        say(f"{run_dir}: the control API cannot be used: {error.what}; got {error.got}")
     else:
         if gone(run_dir, holder, grace_s):
             say(f"{run_dir}: stopped")

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from rollplex.cli.api import Api, Device, Ledger, Service, Status, Wait, connect
+from rollplex.cli.interrupts import Interrupted, interruptible
 from rollplex.cli.summary import State, Summary, summarize
 from rollplex.errors import StateError, WaitError
 from rollplex.terminal.pace import KEPT, Pace
@@ -68,12 +69,17 @@ def lines(found: Report) -> list[str]:
     return [f"{label:<11} {text}".rstrip() for label, text in rows]
 
 
-def watch(run_dir: Path, runs_dir: Path, *, out: TextIO | None = None, say: Callable[[str], None]) -> None:
+def watch(run_dir: Path, runs_dir: Path, *, out: TextIO | None = None, say: Callable[[str], None]) -> int:
     """Show a live run until it ends: a table on a terminal, elsewhere a line for each second in which it went on.
+
+    A signal ends the watch, not the run.
 
     Args:
         out: the terminal; None: the standard output.
         say: gets the lines, also those of the end.
+
+    Returns:
+        The exit code: 0, or that of the signal.
 
     Raises:
         WaitError: the coordinator did not answer for a minute.
@@ -81,12 +87,17 @@ def watch(run_dir: Path, runs_dir: Path, *, out: TextIO | None = None, say: Call
     out = out or sys.stdout
     screen = Screen(out) if can_draw(out) else None
     try:
-        _Watch(run_dir, screen, say).follow()
-    finally:
-        if screen is not None:
-            screen.stop()
+        with interruptible():
+            try:
+                _Watch(run_dir, screen, say).follow()
+            finally:
+                if screen is not None:
+                    screen.stop()
+    except Interrupted as interrupted:
+        return interrupted.exit_code
     for line in lines(report(run_dir, runs_dir)):
         say(line)
+    return 0
 
 
 class _Watch:

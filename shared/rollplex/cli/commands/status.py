@@ -29,8 +29,7 @@ def status(
     runs_dir = read_environment().runs_dir
     run_dir = find_run(run, runs_dir)
     if watch:
-        follow(run_dir, runs_dir, say=say)
-        return
+        raise typer.Exit(follow(run_dir, runs_dir, say=say))
     found = report(run_dir, runs_dir)
     for line in [as_json(found)] if json else lines(found):
         say(line)
