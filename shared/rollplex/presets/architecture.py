@@ -71,7 +71,7 @@ SMALL: Final = Preset(
     purpose="benches on a host: arithmetic outweighs the calls; per vision token, tower and language model cost alike",
     vocab=512,
     hidden=256,
-    layers=5,
+    layers=4,
     heads=4,
     kv_heads=2,
     intermediate=704,
@@ -79,8 +79,8 @@ SMALL: Final = Preset(
     vision_depth=3,
     vision_hidden=128,
     vision_heads=4,
-    vision_intermediate=320,
-    num_parameters=5_068_416,
+    vision_intermediate=256,
+    num_parameters=4_256_000,
 )
 PRESETS: Final = {preset.name: preset for preset in (TINY, TINY_GPU, SMALL)}
 
