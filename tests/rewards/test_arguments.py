@@ -53,7 +53,8 @@ def test_an_option_that_the_function_does_not_take_is_refused_with_a_suggestion(
         "The function has no argument 'tolerence', which its options name; got (completions, tolerance=0.1). "
         "Did you mean tolerance?"
     )
-    assert Arguments(g, {"tolerence": 1}).takes_all
+    taken = Arguments(g, {"tolerence": 1})
+    assert taken.pick({"completions": [1], "tolerence": [2], "answer": [3]}) == {"completions": [1], "answer": [3]}
 
 
 def test_what_does_not_show_its_arguments_is_refused() -> None:

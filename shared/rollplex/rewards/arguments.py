@@ -6,7 +6,7 @@ Pure; imports nothing heavy, because it runs in the process of the user's functi
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from rollplex.errors import RewardError
 from rollplex.similar import closest
@@ -16,6 +16,9 @@ MAX_SHOWN_CHARS = 400
 
 class Arguments:
     """The arguments of a function, without those that the configuration's options already fix.
+
+    A function may say which arguments are for options alone, so that no column of their name is given for them:
+    `function.reward_options = ("threshold",)`. They need defaults, and there are no other options.
 
     Args:
         function: the user's.
@@ -39,8 +42,10 @@ class Arguments:
         """As they stand in the code, without types."""
         self.takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
         keywords = [p for p in parameters if p.kind in {p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY}]
-        self._check_options(options, [p.name for p in keywords])
-        self.names = tuple(p.name for p in keywords if p.name not in options)
+        own = tuple(getattr(function, "reward_options", ()))
+        self._check_options(options, own or [p.name for p in keywords], closed=bool(own) or not self.takes_all)
+        self._kept = {*options, *own}
+        self.names = tuple(p.name for p in keywords if p.name not in self._kept)
         """Those that can be given by name."""
         self.required = tuple(p.name for p in keywords if p.default is p.empty and p.name not in options)
         self.fixed = tuple(p.name for p in parameters if p.kind is p.POSITIONAL_ONLY and p.default is p.empty)
@@ -48,7 +53,7 @@ class Arguments:
 
     def takes(self, name: str) -> bool:
         """Whether this name may be given."""
-        return self.takes_all or name in self.names
+        return name in self.names or (self.takes_all and name not in self._kept)
 
     def refuse_fixed(self) -> None:
         """Raise RewardError unless the function can be called by keywords alone."""
@@ -73,12 +78,12 @@ class Arguments:
                 needed=f"some of {sorted(available)}",
             )
         if self.takes_all:
-            return dict(available)
+            return {name: value for name, value in available.items() if self.takes(name)}
         return {name: available[name] for name in self.names if name in available}
 
-    def _check_options(self, options: Collection[str], names: list[str]) -> None:
+    def _check_options(self, options: Collection[str], names: Sequence[str], *, closed: bool) -> None:
         for option in options:
-            if not self.takes_all and option not in names:
+            if closed and option not in names:
                 raise RewardError(
                     f"The function has no argument {option!r}, which its options name",
                     got=f"({self.shown})",
