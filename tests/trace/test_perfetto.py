@@ -161,6 +161,15 @@ def test_overlapping_rewards_are_drawn_on_two_tracks_of_one_name(tmp_path: Path)
     assert Counter(one.track.uuid for one in read(path).on("rewards")).most_common()[0][1] == 2
 
 
+def test_the_events_of_an_iteration_are_in_the_order_of_time(tmp_path: Path) -> None:
+    run_of(tmp_path, 1)
+    write_trace(tmp_path, steps=None, output=None, svg=None, say=lambda _: None)
+    trace = pb.Trace.FromString((tmp_path / "trace.perfetto-trace").read_bytes())
+    times = [packet.timestamp for packet in trace.packet if packet.HasField("track_event")]
+    assert len(times) > 50
+    assert times == sorted(times)
+
+
 def test_the_same_journal_gives_the_same_bytes(tmp_path: Path) -> None:
     run_of(tmp_path, 2)
     files = [tmp_path / "a", tmp_path / "b"]

@@ -106,6 +106,13 @@ def test_texts_neither_overlap_nor_leave_the_picture(tmp_path: Path, iterations:
     assert_readable(parsed(draw(chapters(run_of(tmp_path, iterations)), name)))
 
 
+def test_a_long_name_is_shortened_so_that_the_share_stays_readable(tmp_path: Path) -> None:
+    root = parsed(draw(chapters(run_of(tmp_path, 1)), "n" * 200))
+    assert_readable(root)
+    end = "n…, iteration 0: 100% of prefix forward time in the rollout's window"
+    assert any(words.endswith(end) for *_, words in texts(root))
+
+
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.text(max_size=150), st.lists(st.floats(0.2, 3_000.0), min_size=1, max_size=6))
 def test_whatever_the_name_and_the_pace_it_stays_valid_and_readable(

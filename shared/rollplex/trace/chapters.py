@@ -199,10 +199,11 @@ class Narrator:
 
     def _generated(self, event: events.UnitDone, start_ns: int, end_ns: int) -> None:
         self._rollout = event.service
+        step: Args = (("step", event.step),)
         decode_ns = None if event.decode_start_s is None else ns(event.decode_start_s)
         if decode_ns is not None and start_ns <= decode_ns <= end_ns:
-            self._add(event.service, "prefill", "prefill", (start_ns, decode_ns))
-            self._add(event.service, "decode", "decode", (decode_ns, end_ns))
+            self._add(event.service, "prefill", "prefill", (start_ns, decode_ns), step)
+            self._add(event.service, "decode", "decode", (decode_ns, end_ns), step)
         of_unit = [item for item in self._sampled if item[0].group in event.groups]
         self._sampled = [item for item in self._sampled if item[0].group not in event.groups]
         for finished, at_ns in of_unit:

@@ -55,6 +55,7 @@ class TraceWriter:
 
         self._pb: Any = perfetto_trace_pb2
         self._packet = self._pb.TracePacket()
+        """The next one; a new one each time, for a message that is emptied keeps the memory of all it ever held."""
         self._file = file
         self._uuids = 0
         self._flows = 0
@@ -181,9 +182,9 @@ class TraceWriter:
         return packet.track_event
 
     def _send(self) -> None:
-        """Write the packet and empty it. A trace is the packets one after the other, each as field 1 of `Trace`."""
+        """Write the packet and begin the next. A trace is packets one after the other, each as field 1 of `Trace`."""
         body = self._packet.SerializeToString()
-        self._packet.Clear()
+        self._packet = self._pb.TracePacket()
         self.written.size_bytes += self._file.write(b"\x0a" + _varint(len(body)) + body)
 
 

@@ -7,16 +7,12 @@ from typing import Annotated
 
 import typer
 
+from rollplex.cli.commands.arguments import RunArgument
 from rollplex.config.environment import read_environment
 
 
 def trace(
-    run: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="RUN", help="Run directory or its name in runs. Default: the one that lives, or the newest."
-        ),
-    ] = None,
+    run: RunArgument = None,
     steps: Annotated[
         str | None,
         typer.Option(metavar="A:B", help="Only iterations A up to but not including B; A:, :B and A also work."),
