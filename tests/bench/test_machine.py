@@ -17,7 +17,7 @@ def checkout(tmp_path: Path) -> Path:
     package = tmp_path / "repository/package"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("one = 1\n")
-    _git(package, "init", "--quiet")
+    _git(package.parent, "init", "--quiet")
     _git(package, "add", ".")
     _git(package, "-c", "user.name=n", "-c", "user.email=e@x", "commit", "--quiet", "-m", "first")
     return package

@@ -24,7 +24,7 @@ def job(workload: Workload, tmp_path: Path) -> Job:
         mode=Mode(schedule="stream", prefix="replicated"),
         repeat=1,
         config=workload.config,
-        overrides=["run.seed=5"],
+        overrides=["run.seed=5", "checkpoint.every=1", 'eval=[{"name": "x", "data": "rows.jsonl"}]'],
         iterations=2,
         warmup=1,
         prompt_tokens=36.0,

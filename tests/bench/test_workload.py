@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from rollplex.data.processor import PixelRules, read_rules
 from rollplex.data.prompts import PromptMaker
 from rollplex.data.source import Source
 from rollplex.data.tokenizer import TextTokenizer
-from rollplex.errors import ConfigError
+from rollplex.errors import ConfigError, DataError
 from rollplex.layout.shape import read_shape
 
 SPREAD = Lengths(shortest=3, longest=9)
@@ -124,7 +125,13 @@ def test_vision_tokens_that_no_picture_gives_are_refused(tokens: int, rules: Pix
         picture_size(tokens, rules)
 
 
-def test_crops_go_on_being_different(rules: PixelRules) -> None:
+def test_without_scikit_learn_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(DataError, match=r"pip install 'rollplex\[bench\]'"):
+        next(pictures(1, 56, 56))
+
+
+def test_crops_go_on_being_different() -> None:
     seen = {picture.tobytes() for picture in pictures(40, 56, 84)}
     assert len(seen) == 40
 
