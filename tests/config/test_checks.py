@@ -21,6 +21,7 @@ _EVAL = {"name": "e", "data": "x.jsonl"}
     ("sections", "where"),
     [
         ({"run": {"schedule": "stream"}, "algorithm": {"scale_rewards": "batch"}}, "algorithm.scale_rewards"),
+        ({"data": {"min_pixels": 5001, "max_pixels": 5000}}, "data.min_pixels"),
         ({"rollout": {"stop_tokens": ["a"], "never_sample": ["b", "a"]}}, "rollout.never_sample"),
         ({"rollout": {"stop_tokens": ["a", "a"]}}, "rollout.stop_tokens"),
         ({"rollout": {"never_sample": ["a", "a"]}}, "rollout.never_sample"),

@@ -283,3 +283,11 @@ def test_a_dataset_may_be_a_folder_and_its_images_are_then_in_it(config_file: Pa
         load(config_file, ["data.path=saved"])
     folder.mkdir()
     assert load(config_file, ["data.path=saved"]).data.image_folder == folder
+
+
+def test_a_chat_template_must_be_there(config_file: Path) -> None:
+    with pytest.raises(ConfigError, match="The file of the chat template is not there; got .*own.jinja") as caught:
+        load(config_file, ["data.chat_template=own.jinja"])
+    assert caught.value.where == "--set data.chat_template=own.jinja"
+    (config_file.parent / "own.jinja").touch()
+    assert load(config_file, ["data.chat_template=own.jinja"]).data.chat_template == config_file.parent / "own.jinja"

@@ -184,3 +184,10 @@ def test_how_rows_are_read_is_the_same_for_evaluations_but_for_the_split(make: M
     assert (train.shape, train.columns, train.format_prompt) == ("easyr1", {"problem": "q"}, "{{ content }}!")
     assert (held_out.shape, held_out.columns, held_out.format_prompt) == ("easyr1", {"problem": "q"}, "{{ content }}!")
     assert (train.split, held_out.split) == ("train", "test")
+
+
+def test_bounds_of_pixels_and_the_template_reach_every_dataset(make: Make) -> None:
+    for source in wire.data_sources(make()):
+        assert (source.min_pixels, source.max_pixels, source.chat_template) == (0, 0, "")
+    for source in wire.data_sources(make(data={"min_pixels": 5, "max_pixels": 6000, "chat_template": "c.jinja"})):
+        assert (source.min_pixels, source.max_pixels, source.chat_template) == (5, 6000, "c.jinja")

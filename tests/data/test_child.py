@@ -143,6 +143,29 @@ def test_tokens_with_which_no_response_could_end_are_refused(
         service.handle(opening(**fields), lambda _: pytest.fail("answered"))
 
 
+def test_each_dataset_has_its_own_template_and_bounds(
+    service: InputService, opening: Opening, dataset: Dataset, tmp_path: Path, maker: PromptMaker
+) -> None:
+    (tmp_path / "short.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}{{ eos_token }}")
+    row = {"prompt": [{"role": "user", "content": "what?"}]}
+    picture = {"prompt": "<image>", "images": ["b.jpg"]}  # 112 x 56; with a quarter of the pixels 56 x 28
+    sources = (
+        dataset([row], name="own"),
+        dataset([row], name="short", chat_template=str(tmp_path / "short.jinja")),
+        dataset([picture], name="large"),
+        dataset([picture], name="small", max_pixels=56 * 56),
+    )
+    checked = ask(service, opening(sources=sources), DataChecked)
+    own, short, large, small = checked.sources
+    assert short.max_prompt_tokens == len(maker._tokenizer.encode("what?<|im_end|>")) < own.max_prompt_tokens
+    assert (large.max_media_tokens, small.max_media_tokens) == (8, 2)
+    sized = ask(service, PrepareInputs(cause=2, step=0, source="small", rows=(0,)), InputsSized)
+    assert sum(medium.rows for medium in sized.prompts[0].media) == 8
+    absent = dataset([row], chat_template="/nowhere.jinja")
+    with pytest.raises(ConfigError, match="chat template cannot be read"):
+        ask(service, opening(sources=(absent,)), DataChecked)
+
+
 def test_a_bad_row_is_an_error_that_names_it(service: InputService, opening: Opening, dataset: Dataset) -> None:
     with pytest.raises(DataError, match=r"train\.jsonl:2 \(row 1\)"):
         service.handle(

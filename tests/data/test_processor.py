@@ -11,7 +11,7 @@ import pytest
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from rollplex.data.processor import read_rules
-from rollplex.errors import ModelError
+from rollplex.errors import ConfigError, ModelError
 from rollplex.layout.shape import ModelShape
 
 
@@ -80,3 +80,41 @@ def test_a_processor_that_cannot_be_followed_is_refused(
 ) -> None:
     with pytest.raises(ModelError):
         read_rules(folder_with(tmp_path / "m", model_folder, preprocessor_config=content), shape)
+
+
+@pytest.mark.parametrize(
+    ("given", "bounds"),
+    [
+        ({}, (3136, 12_845_056)),
+        ({"min_pixels": 5000}, (5000, 12_845_056)),
+        ({"max_pixels": 90_000}, (3136, 90_000)),
+        ({"min_pixels": 5000, "max_pixels": 90_000}, (5000, 90_000)),
+        ({"max_pixels": 2000}, (2000, 2000)),
+        ({"min_pixels": 20_000_000}, (20_000_000, 20_000_000)),
+    ],
+)
+def test_the_configurations_bounds_go_before_the_models_for_images_and_videos(
+    given: dict[str, int], bounds: tuple[int, int], model_folder: Path, shape: ModelShape
+) -> None:
+    rules = read_rules(model_folder, shape, **given)
+    assert (rules.image.min_pixels, rules.image.max_pixels) == bounds
+    assert (rules.video.min_pixels, rules.video.max_pixels) == bounds
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (
+            {"min_pixels": 5001, "max_pixels": 5000},
+            "No image could have so many pixels; got min_pixels 5001, max_pixels",
+        ),
+        ({"max_pixels": 783}, "got min_pixels 783, max_pixels 783; needed min_pixels <= max_pixels, and at least 784"),
+    ],
+)
+def test_bounds_between_which_there_is_no_size_are_refused(
+    given: dict[str, int], says: str, model_folder: Path, shape: ModelShape
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_rules(model_folder, shape, **given)
+    assert says in str(caught.value)
+    assert caught.value.where == "data.max_pixels"

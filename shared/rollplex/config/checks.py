@@ -23,6 +23,7 @@ def check(config: Config) -> None:
         ConfigError: the first broken rule.
     """
     _check_schedule(config)
+    _check_pixels(config)
     _check_tokens(config)
     _check_rewards(config)
     _check_optimizer(config)
@@ -40,6 +41,17 @@ def _check_schedule(config: Config) -> None:
             needed="an advantage that depends on its own group only",
             do="Set algorithm.scale_rewards to group or none, or run.schedule to serial or overlap.",
             where="algorithm.scale_rewards",
+        )
+
+
+def _check_pixels(config: Config) -> None:
+    data = config.data
+    if data.max_pixels and data.min_pixels > data.max_pixels:
+        raise ConfigError(
+            "No image could have so many pixels",
+            got=f"min_pixels {data.min_pixels}, max_pixels {data.max_pixels}",
+            do="Lower data.min_pixels, or raise data.max_pixels.",
+            where="data.min_pixels",
         )
 
 

@@ -53,6 +53,8 @@ class DataSection(Section):
     format_prompt: Annotated[str, Field(max_length=65_536), AfterValidator(_against_base_if_path)] = ""
     """jinja2 text, or a file of it, that is put around each question, which is {{ content }} in it (as in EasyR1). The
     question is the last user message, or the plain text. Empty: prompts stay as they are."""
+    chat_template: FilePath | None = None
+    """jinja2 file to use instead of the model's own chat template."""
     image_dir: FilePath | None = None
     """Folder that the rows' image paths are relative to, and may not leave. Absent: the folder of `path`, or `path`."""
     prompts_per_iteration: Annotated[int, Field(ge=1, le=65_536)] = 8
@@ -63,6 +65,10 @@ class DataSection(Section):
     """Rows with longer prompts, image tokens included, are bad rows. 0: no limit."""
     max_image_pixels: Annotated[int, Field(ge=1, le=80_000_000)] = 16_777_216
     """Images that declare more pixels (width x height) are refused before they are decoded."""
+    min_pixels: Annotated[int, Field(ge=0, le=80_000_000)] = 0
+    """Smaller images, and frames of videos, are scaled up to so many pixels. 0: as the model's processor files say."""
+    max_pixels: Annotated[int, Field(ge=0, le=80_000_000)] = 0
+    """Larger images, and frames of videos, are scaled down to so many pixels. 0: as the model's processor files say."""
     on_bad_row: Literal["fail", "skip"] = "fail"
     """What a row that cannot be used does: end the run before it starts, or be left out (and counted)."""
 

@@ -130,6 +130,13 @@ def _check_files(config: Config, source: _Source, model: str) -> None:
     _check_data(config.data.path, config.data.image_folder, ("data",), "path", source)
     for index, evaluation in enumerate(config.eval):
         _check_data(evaluation.data, evaluation.image_folder, ("eval", index), "data", source)
+    template = config.data.chat_template
+    if template is not None and not template.is_file():
+        raise ConfigError(
+            "The file of the chat template is not there",
+            got=str(template),
+            where=source.where(("data", "chat_template")),
+        )
     for index, function in enumerate(config.rewards.functions):
         place = function.function.rpartition(":")[0]
         if place.endswith(".py") and not Path(place).is_file():

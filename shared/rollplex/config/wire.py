@@ -106,6 +106,9 @@ def data_sources(config: Config) -> tuple[DataSource, ...]:
             shape=data.shape,
             columns=data.columns,
             format_prompt=data.format_prompt,
+            chat_template="" if data.chat_template is None else str(data.chat_template),
+            min_pixels=data.min_pixels,
+            max_pixels=data.max_pixels,
         )
         for name, path, split, images in places
     )

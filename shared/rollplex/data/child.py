@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Protocol, assert_never
 
 from rollplex.data.inputs import Prepared, lay_out, write
-from rollplex.data.processor import read_rules
-from rollplex.data.prompts import PromptMaker
-from rollplex.data.source import Source
+from rollplex.data.source import Source, open_source
 from rollplex.data.tokenizer import TextTokenizer
 from rollplex.errors import ConfigError, StateError
 from rollplex.layout.shape import ModelShape, media_ids, read_shape
@@ -74,8 +72,7 @@ class InputService:
         folder = Path(message.model_path)
         shape = read_shape(folder)
         tokenizer = TextTokenizer(folder)
-        maker, rules = PromptMaker(tokenizer, shape), read_rules(folder, shape)
-        self._sources = {source.name: Source(source, maker, rules) for source in message.sources}
+        self._sources = {source.name: open_source(source, folder, tokenizer) for source in message.sources}
         if len(self._sources) != len(message.sources):
             raise ConfigError("Two datasets have the same name", got=str([s.name for s in message.sources]))
         never = sorted({*media_ids(shape), *(tokenizer.id_of(token) for token in message.never_sample)})

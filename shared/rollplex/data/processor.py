@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import cast
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from rollplex.errors import ModelError
+from rollplex.errors import ConfigError, ModelError
 from rollplex.layout.fields import load
 from rollplex.layout.shape import ModelShape, VisionShape
 
@@ -56,23 +57,46 @@ class Rules(Struct, frozen=True, kw_only=True):
     video: PixelRules
 
 
-def read_rules(folder: Path, shape: ModelShape) -> Rules:
+def read_rules(folder: Path, shape: ModelShape, *, min_pixels: int = 0, max_pixels: int = 0) -> Rules:
     """Read the rules of a model folder.
 
     Images: `image_processor` in processor_config.json, else preprocessor_config.json. Videos: `video_processor` in
     processor_config.json, else video_preprocessor_config.json, else preprocessor_config.json.
 
+    Args:
+        folder: of the model.
+        shape: of the model.
+        min_pixels, max_pixels: in place of what the files say, for images and frames of videos; 0: as they say.
+
     Raises:
         ModelError: no such file, a field of the wrong form, a step that Qwen2.5-VL's processors do not skip, or sides
             that contradict config.json.
+        ConfigError: bounds between which there is no size.
     """
     nested = load(folder / NESTED_FILE) if (folder / NESTED_FILE).is_file() else {}
     image = _find(folder, nested, "image_processor", IMAGE_FILE)
     video = _find(folder, nested, "video_processor", VIDEO_FILE, IMAGE_FILE)
-    return Rules(
+    rules = Rules(
         image=_rules(*image, shape.vision, min_pixels=56 * 56, max_pixels=28 * 28 * 1280),
         video=_rules(*video, shape.vision, min_pixels=128 * 28 * 28, max_pixels=28 * 28 * 768),
     )
+    return Rules(
+        image=_bounded(rules.image, min_pixels, max_pixels), video=_bounded(rules.video, min_pixels, max_pixels)
+    )
+
+
+def _bounded(rules: PixelRules, min_pixels: int, max_pixels: int) -> PixelRules:
+    """The rules with other bounds. A bound that is not given gives way to the other one."""
+    least = min_pixels or (min(rules.min_pixels, max_pixels) if max_pixels else rules.min_pixels)
+    most = max_pixels or max(rules.max_pixels, min_pixels)
+    if least > most or most < rules.factor**2:
+        raise ConfigError(
+            "No image could have so many pixels",
+            got=f"min_pixels {least}, max_pixels {most}",
+            needed=f"min_pixels <= max_pixels, and at least {rules.factor**2}, one token of this model",
+            where="data.max_pixels",
+        )
+    return replace(rules, min_pixels=least, max_pixels=most)
 
 
 def _find(folder: Path, nested: Mapping[str, object], key: str, *files: str) -> tuple[Mapping[str, object], str]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -62,14 +63,21 @@ class Prompt(Struct, frozen=True, kw_only=True, eq=False):
 class PromptMaker:
     """Renders, tokenizes and expands prompts for one model.
 
+    Args:
+        tokenizer: of the model.
+        shape: of the model.
+        template: a file, in place of the model's own chat template.
+
     Raises:
-        ModelError: the media tokens of config.json are not single special tokens of the tokenizer.
+        ModelError: the media tokens of config.json are not single special tokens of the tokenizer, or the template does
+            not compile.
+        ConfigError: the template cannot be read.
     """
 
-    def __init__(self, tokenizer: TextTokenizer, shape: ModelShape) -> None:
+    def __init__(self, tokenizer: TextTokenizer, shape: ModelShape, template: Path | None = None) -> None:
         self._tokenizer = tokenizer
         self._shape = shape
-        self._template: ChatTemplate | None = None
+        self._template: ChatTemplate | None = None if template is None else tokenizer.template(template)
         start, end = tokenizer.text_of(shape.vision_start_id), tokenizer.text_of(shape.vision_end_id)
         image, video = tokenizer.text_of(shape.image_id), tokenizer.text_of(shape.video_id)
         self._marks = {"<image>": start + image + end, "<video>": start + video + end}

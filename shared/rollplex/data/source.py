@@ -18,10 +18,12 @@ from rollplex.data.images import Header, ImageFolder, name_of
 from rollplex.data.inputs import Prepared
 from rollplex.data.media import Clip, Place
 from rollplex.data.patches import Grid, Patches, image_grid, image_patches, video_grid, video_patches
-from rollplex.data.processor import Rules
+from rollplex.data.processor import Rules, read_rules
 from rollplex.data.prompts import PromptMaker, Skeleton
 from rollplex.data.rows import Row, Rows, located
+from rollplex.data.tokenizer import TextTokenizer
 from rollplex.errors import DataError
+from rollplex.layout.shape import read_shape
 from rollplex.protocol.inputs import DataSource, SourceChecked
 
 MAX_REASONS = 1000
@@ -166,6 +168,26 @@ class Source:
             max_media_rows=most_rows,
             max_media_tokens=most_rows // self._rules.image.merge**2,
         )
+
+
+def open_source(source: DataSource, folder: Path, tokenizer: TextTokenizer) -> Source:
+    """Open a dataset for the model of a folder.
+
+    Args:
+        source: the dataset.
+        folder: the model's.
+        tokenizer: the model's, which takes a while to read.
+
+    Raises:
+        DataError: the dataset or its image folder cannot be opened.
+        ModelError: a model folder that cannot be used.
+        ConfigError: options that cannot be used, or a package that is not installed.
+    """
+    shape = read_shape(folder)
+    template = Path(source.chat_template) if source.chat_template else None
+    maker = PromptMaker(tokenizer, shape, template)
+    rules = read_rules(folder, shape, min_pixels=source.min_pixels, max_pixels=source.max_pixels)
+    return Source(source, maker, rules)
 
 
 def _same_size(frames: Sequence[Place], sizes: Sequence[tuple[int, int]]) -> None:

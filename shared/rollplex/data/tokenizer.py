@@ -86,14 +86,18 @@ class TextTokenizer:
     def where(self) -> str:
         return str(self._folder / "tokenizer.json")
 
-    def template(self) -> ChatTemplate:
+    def template(self, file: Path | None = None) -> ChatTemplate:
         """The chat template: chat_template.jinja, else chat_template.json, else tokenizer_config.json.
+
+        Args:
+            file: jinja2, in their place.
 
         Raises:
             ModelError: none of them, or one that does not compile.
+            ConfigError: `file` cannot be read.
         """
         special = {name: _token_text(self._settings.get(name)) for name in _SPECIAL}
-        source, where = self._template_source()
+        source, where = self._template_source() if file is None else (_read(file), str(file))
         return ChatTemplate(source, {name: text for name, text in special.items() if text is not None}, where)
 
     def _template_source(self) -> tuple[str, str]:
@@ -147,6 +151,13 @@ def refuse_code(folder: Path) -> None:
                 needed="a model of transformers' own classes",
                 where=str(file),
             )
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError("The chat template cannot be read", got=str(error), where="data.chat_template") from error
 
 
 def _token_text(value: object) -> str | None:

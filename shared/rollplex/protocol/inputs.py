@@ -51,7 +51,13 @@ class DataSource(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     columns: Annotated[dict[Name, Name], Meta(max_length=32)] = field(default_factory=dict)
     """Names that the shape knows, each with the column of the file that is meant."""
     format_prompt: Text = ""
-    """jinja2; the question is `content`. Empty: prompts stay as they are."""
+    """jinja2, or a file of it; the question is `content`. Empty: prompts stay as they are."""
+    chat_template: Name = ""
+    """A file. Empty: the model's own."""
+    min_pixels: Count = 0
+    """Of an image, or a frame of a video, after scaling. 0: as the model's processor files say."""
+    max_pixels: Count = 0
+    """Likewise."""
 
 
 # coordinator -> input, once: open the datasets and check every row (JSON, fields, files, image headers, token counts).
