@@ -32,6 +32,8 @@ def test_only_the_evaluation_and_step_that_were_asked_for_count(played: Played) 
     played.complete(played.responses()[:2], step=200)
     played.complete(["7", "7", "7"], step=200, source="train")
     played.complete(["7", "7", "7"], step=200, source="held_out_grey")
+    with (played.run_dir / "completions.jsonl").open("a") as file:
+        file.write('{"source": "train", "step": 200, "row": 0, "note": "held_out"}\n')
     assert [answer.is_right for answer in _read(played, 0)] == [False, False]
     assert [answer.is_right for answer in _read(played, 200)] == [True, True]
 
