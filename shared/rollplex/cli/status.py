@@ -84,8 +84,8 @@ def watch(run_dir: Path, runs_dir: Path, *, out: TextIO | None = None, say: Call
     Raises:
         WaitError: the coordinator did not answer for a minute.
     """
-    out = out or sys.stdout
-    screen = Screen(out) if can_draw(out) else None
+    terminal = sys.stdout if out is None else out
+    screen = Screen(terminal) if can_draw(terminal) else None
     try:
         with interruptible():
             try:

@@ -10,12 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rollplex.errors import ConfigError
+from rollplex.latest import NAME as LATEST
 from rollplex.protocol.claim import holder_of
 from rollplex.protocol.rundir import RunDir
 
 JOURNAL_FILE = "journal.sqlite"
-LATEST = "latest"
-"""In the runs folder: a link to the run that was started last."""
 _INNER = "run"
 """In a demo's folder: its run directory."""
 
