@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from msgspec.structs import replace
 from PIL import Image
 
 from rollplex.errors import RewardError
+from rollplex.protocol.inputs import DataSource
 from rollplex.protocol.reward import Form, RewardProblem
 from support.reward_child import Child, numbers, signed
 
@@ -109,6 +114,27 @@ def test_images_are_decoded_for_a_function_that_names_them(child: Child, functio
     assert numbers(child.rewarded().rewards) == [206.0] * 3
     Image.new("L", (5, 2)).save(tmp_path / "a.png")
     assert child.failed().detail == "This image declares too many pixels: 'a.png', 5 x 2 = 10 (needed: at most 8)"
+
+
+def test_images_that_a_row_holds_itself_are_decoded_too_and_are_no_column(
+    model_folder: Path, source: DataSource, functions: Functions, tmp_path: Path
+) -> None:
+    picture = io.BytesIO()
+    Image.new("L", (4, 2), 200).save(picture, "PNG")
+    row = {"prompt": [{"role": "user", "content": [{"type": "image"}]}], "images": [{"bytes": picture.getvalue()}]}
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.Table.from_pylist([row]), path)
+    child = Child(model_folder, replace(source, path=str(path)))
+    code = functions(
+        "def f(prompts, pil_images, **columns):\n"
+        "    assert 'images' not in columns\n"
+        "    return [float(pil_images[0][0].size[0])] * 3\n"
+    )
+    child.open(signed(code, "f"))
+    try:
+        assert numbers(child.rewarded().rewards) == [4.0] * 3
+    finally:
+        child.service.close()
 
 
 def test_a_signature_that_cannot_be_told_is_an_error_at_once(child: Child, functions: Functions) -> None:

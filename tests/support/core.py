@@ -162,7 +162,6 @@ class Core:
         gate = Gate()
         for role in (Role.PREFIX, Role.ROLLOUT):
             gate.register_reader(role, on_policy=True)
-        self.restarts = 0
         self.context = Context(
             config=config,
             run_dir=run_dir,
@@ -174,7 +173,6 @@ class Core:
             sizes=self.sizes,
             data=self.data,
             sampling=train_sampling(config, stop_ids=self.data.stop_ids),
-            restart_rewards=self._restart_rewards,
         )
         self.record.enter(Phase.IDLE)
         self.memory.enter(Phase.IDLE)
@@ -204,13 +202,6 @@ class Core:
             assert held is not None, message
             assert held.ref == ref, message
             assert leases[held.lease].size_bytes == ref.size_bytes, message
-
-    def _restart_rewards(self) -> None:
-        """As the run does it, without a process."""
-        self.restarts += 1
-        self.link.forget(Role.REWARD)
-        self.hub.join(Role.REWARD, 1 + self.restarts)
-        self.link.await_peers([Role.REWARD], 10.0)
 
     # --- for tests ------------------------------------------------------------------------------------------------
 

@@ -365,8 +365,3 @@ class FakeHub:
     def disconnect(self, peer: Peer) -> None:
         """What it has not answered, it never will."""
         self._queues[peer.role].clear()
-
-    def join(self, role: Role, incarnation: int) -> None:
-        """A replacement comes."""
-        self.peers[role] = Peer(role=role, device=Device(), incarnation=incarnation, pid=incarnation)
-        self._first.append(Joined(peer=self.peers[role]))

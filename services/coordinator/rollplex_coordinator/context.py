@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,7 +21,6 @@ class Context:
     """One loaded node, ready for steps.
 
     Args:
-        restart_rewards: replaces the reward child after it ended itself over a function that hung.
         fingerprints: of what the configuration only names (`rollplex.checkpoint.state.RunState`).
     """
 
@@ -36,7 +34,6 @@ class Context:
     sizes: Sizes
     data: DataChecked
     sampling: Sampling
-    restart_rewards: Callable[[], None]
     fingerprints: dict[str, str] = field(default_factory=dict)
 
     @property

@@ -143,8 +143,7 @@ def open_rewards(node: Node) -> dict[str, str]:
     )
     for note in opened.notes:
         log.info("rewards: %s", note)
-    if node.record.phase is Phase.LOAD:
-        node.record.stage("import rewards", start_s)
+    node.record.stage("import rewards", start_s)
     return dict(zip(opened.names, opened.fingerprints, strict=True))
 
 

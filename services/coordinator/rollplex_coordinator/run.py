@@ -266,7 +266,6 @@ class _Run:
             sizes=sizes,
             data=data,
             sampling=train_sampling(config, stop_ids=data.stop_ids),
-            restart_rewards=self._restart_rewards,
             fingerprints=found,
         )
         node.record.enter(Phase.IDLE)
@@ -315,13 +314,6 @@ class _Run:
                 context.record.step = step
                 self._progress.evaluation(section.name, step, Evaluation(context, section).run())
                 context.record.step = None
-
-    def _restart_rewards(self) -> None:
-        """The child ended itself over a function that hung: a new one takes its place."""
-        self._node.stop_child(Role.REWARD)
-        self._node.start(Role.REWARD)
-        self._node.link.await_peers([Role.REWARD], self._config.deadlines.start_s)
-        open_rewards(self._node)
 
     # --- the end --------------------------------------------------------------------------------------------------
 

@@ -36,7 +36,7 @@ from rollplex.protocol.reward import (
 from rollplex.rewards.pool import Outcome, Pool
 from rollplex.rewards.process import FunctionProcess
 from rollplex.rewards.validate import weighted_sum
-from rollplex.rewards.wire import Broke, Function, Images, Returned, Score
+from rollplex.rewards.wire import Broke, File, Function, Images, Returned, Score
 from rollplex.worker.runtime import report
 
 MAX_TEXT_CHARS = 65_536
@@ -61,7 +61,8 @@ class RewardService:
         self._functions: Functions = ()
         self._sources: dict[str, DataSource] = {}
         self._rows: dict[str, Rows] = {}
-        self._images = False
+        self._pictured: dict[str, Rows] = {}
+        """The same rows with images that they hold themselves; only if a function wants them."""
 
     def handle(self, message: ToReward, reply: Reply) -> None:
         """Carry out one instruction; a group is answered later. A function that fails is an answer (RewardFailed).
@@ -109,12 +110,11 @@ class RewardService:
             message.time_limit_s,
         )
         ready = self._pool.start()
-        self._images = ready.images
+        if ready.images:
+            self._pictured = {source.name: Rows.of(source) for source in message.sources}
         for sentence in ready.taken:
             log.info("%s", sentence)
-        return RewardsOpened(
-            cause=message.cause, names=names, fingerprints=ready.fingerprints, notes=ready.taken
-        )
+        return RewardsOpened(cause=message.cause, names=names, fingerprints=ready.fingerprints, notes=ready.taken)
 
     def _submit(self, message: RewardGroup, reply: Reply) -> None:
         rows = self._rows.get(message.source)
@@ -137,15 +137,18 @@ class RewardService:
             stopped=message.stopped,
             step=message.step,
             source=message.source,
-            images=self._row_images(message) if self._images else None,
+            images=self._row_images(message) if self._pictured else None,
         )
         self._pool.submit(_Group(message, request, self._functions, rows.where(message.row), reply))
 
     def _row_images(self, message: RewardGroup) -> Images:
         source = self._sources[message.source]
-        places: Sequence[object] = self._rows[message.source].row(message.row).images
-        names = tuple(place for place in places if isinstance(place, str))
-        return Images(folder=source.image_dir, names=names, max_pixels=source.max_image_pixels)
+        places = self._pictured[message.source].row(message.row).images
+        return Images(
+            folder=source.image_dir,
+            places=tuple(p if isinstance(p, str) else File(data=p.data, name=p.name) for p in places),
+            max_pixels=source.max_image_pixels,
+        )
 
     def _texts(self, responses: Responses) -> tuple[str, ...]:
         if 4 * sum(responses.lengths) != len(responses.tokens) or not responses.lengths:

@@ -141,14 +141,16 @@ def _load(images: Images | None) -> list[object]:
     if images is None:
         return []
     from rollplex.data.images import ImageFolder  # noqa: PLC0415 - imports numpy, which most functions do not need
+    from rollplex.data.media import Embedded  # noqa: PLC0415
     from rollplex.errors import DataError  # noqa: PLC0415
 
     folder = ImageFolder(Path(images.folder), images.max_pixels)
-    headers = [folder.header(name) for name in images.names]
+    places = [place if isinstance(place, str) else Embedded(place.data, place.name) for place in images.places]
+    headers = [folder.header(place) for place in places]
     size = 3 * sum(header.width * header.height for header in headers)
     if size > MAX_IMAGE_BYTES:
         raise DataError("The images of this row are too large to be decoded at once", got=f"{size} bytes")
-    return [folder.load(name) for name in images.names]
+    return [folder.load(place) for place in places]
 
 
 def _samples(message: Score) -> list[list[int]]:

@@ -34,11 +34,20 @@ class Prepare(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag
     """RLIMIT_AS; 0 is off."""
 
 
+class File(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An encoded image that the row holds itself."""
+
+    data: bytes
+    name: str
+    """For errors."""
+
+
 class Images(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The images of a row, for functions that want them decoded."""
 
     folder: str
-    names: tuple[str, ...]
+    places: tuple[str | File, ...]
+    """Paths relative to the folder, or files."""
     max_pixels: int
     """Of one image."""
 
