@@ -125,6 +125,14 @@ def test_a_wrong_configuration_is_refused_as_ever_and_leaves_nothing(
     assert list(temporary.iterdir()) == []
 
 
+def test_a_resumed_run_is_never_started_in_place_of_a_dry_one(
+    runs_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    claim(runs_dir / "a-1", "r1").release()
+    assert run(["up", "--resume", "a-1", "--dry-run"]) == 2
+    assert "does not go with --resume" in " ".join(capsys.readouterr().err.split())
+
+
 def test_a_real_start_has_no_such_option(config_file: Path, tmp_path: Path) -> None:
     prepared = Prepared(config=load(config_file), config_file=config_file, run_dir=tmp_path)
     assert "--dry-run" not in coordinator_command(prepared)

@@ -41,7 +41,12 @@ def up(
         typer.Option("--dry-run", help="Check configuration, data, rewards and memory without a model, and end."),
     ] = False,
 ) -> None:
-    """Start a node and run the iterations of CONFIG, or go on with a run that ended."""
+    """Start a node and run iterations.
+
+    Those of CONFIG, from the beginning; or, with --resume, those that a run which has ended still lacks.
+    """
+    if resume is not None and dry_run:
+        raise typer.BadParameter("--dry-run checks a run from its beginning: it does not go with --resume")
     if resume is not None:
         from rollplex.cli.resume import go_on  # noqa: PLC0415 - help stays quick
 
