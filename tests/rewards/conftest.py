@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from rollplex.protocol.inputs import DataSource
 from rollplex.rewards.call import Call
-from support.reward_child import Child
+from support.reward_child import Child, write_tokenizer
 
 ROWS: list[dict[str, object]] = [
     {"prompt": [{"role": "user", "content": "which digit?"}], "answer": "7", "images": ["a.png"], "level": {"n": [1]}},
@@ -24,15 +23,7 @@ ROWS: list[dict[str, object]] = [
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tokenizer")
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    tokenizer.train_from_iterator(
-        ["seven"], trainers.BpeTrainer(vocab_size=260, initial_alphabet=alphabet, show_progress=False)
-    )
-    tokenizer.add_special_tokens([AddedToken("<|im_end|>", special=True, normalized=False)])
-    tokenizer.save(str(folder / "tokenizer.json"))
+    write_tokenizer(folder)
     return folder
 
 

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
 from rollplex.data.tokenizer import TextTokenizer
 from rollplex.protocol.common import Responses
 from rollplex.protocol.inputs import DataSource
@@ -26,6 +28,19 @@ from rollplex.protocol.reward import (
 from rollplex.rewards.child import RewardService
 
 TEXTS = ("seven", "8", "")
+
+
+def write_tokenizer(folder: Path) -> None:
+    """A tokenizer of bytes, with one special token."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(
+        ["seven"], trainers.BpeTrainer(vocab_size=260, initial_alphabet=alphabet, show_progress=False)
+    )
+    tokenizer.add_special_tokens([AddedToken("<|im_end|>", special=True, normalized=False)])
+    tokenizer.save(str(folder / "tokenizer.json"))
 
 
 class Child:

@@ -18,6 +18,7 @@ from rollplex.cli.commands.demo import demo
 from rollplex.cli.commands.doctor import doctor
 from rollplex.cli.commands.down import down
 from rollplex.cli.commands.logs import logs
+from rollplex.cli.commands.rewards import rewards
 from rollplex.cli.commands.runs import runs
 from rollplex.cli.commands.start import start
 from rollplex.cli.commands.status import status
@@ -45,6 +46,7 @@ for command in (demo, up, status, start, stop, down, logs, runs, doctor, trace, 
 app.add_typer(config)
 app.add_typer(checkpoint)
 app.add_typer(bench)
+app.add_typer(rewards)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
