@@ -208,7 +208,9 @@ def test_records_are_those_of_the_moment_and_the_rest_is_kept_aside(tmp_path: Pa
 def test_records_that_need_no_cut_are_not_touched(tmp_path: Path, resumption: Resumption) -> None:
     _lines(tmp_path / "metrics.jsonl", *({"step": step} for step in range(3)))
     inode = (tmp_path / "metrics.jsonl").stat().st_ino
+    (tmp_path / "checkpoints/latest").symlink_to("step_9")  # which somebody removed
     attempt = set_back(tmp_path, resumption, _config(tmp_path))
+    assert (tmp_path / "checkpoints/latest").resolve() == resumption.folder
     assert (tmp_path / "metrics.jsonl").stat().st_ino == inode
     assert list(attempt.iterdir()) == []
 

@@ -163,8 +163,8 @@ def set_back(run_dir: Path, resumption: Resumption, config: Config) -> Path:
         for folder in newer:
             folder.rename(attempt / CHECKPOINTS / folder.name)
         point_latest(resumption.folder)
-        if problem := link_latest(run_dir / CHECKPOINTS, resumption.folder):
-            log.warning("%s", problem)
+    if problem := link_latest(run_dir / CHECKPOINTS, resumption.folder):
+        log.warning("%s", problem)
     step = resumption.state.step
     due = {section.name for section in config.eval if section.due(step, last=False)}
 
