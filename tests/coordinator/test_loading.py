@@ -150,7 +150,7 @@ def test_the_input_child_checks_every_source_with_the_tokens_that_the_configurat
         data={"on_bad_row": "skip"},
     )
     found = data_of(loading.config)
-    rejected = (replace(found.sources[0], rejected=("row 3: no prompt",)), found.sources[1])
+    rejected = (replace(found.sources[0], rejected=("row 3: no prompt",), warnings=("odd",)), found.sources[1])
     loading.workers.answers[OpenData] = lambda m: [replace(found, cause=m.cause, sources=rejected)]
     data = check_data(loading)  # type: ignore[arg-type] # a Loading has what is used of a Node
     m = loading.sent(OpenData)
@@ -159,6 +159,7 @@ def test_the_input_child_checks_every_source_with_the_tokens_that_the_configurat
     assert (m.never_sample, m.stop_tokens) == (("<x>",), ("<end>",))
     assert data.sources == rejected
     assert "data train: row 3: no prompt" in caplog.text
+    assert "data train: odd" in caplog.text
 
 
 def test_a_dataset_that_cannot_be_used_ends_the_run_in_the_child_s_words(make_loading: Callable[..., Loading]) -> None:

@@ -57,7 +57,7 @@ def check_data(node: Node) -> DataChecked:
             rejected,
             source.max_prompt_tokens,
         )
-        for why in source.rejected:
+        for why in (*source.warnings, *source.rejected):
             log.warning("data %s: %s", source.name, why)
     node.record.stage("data check", start_s)
     return data

@@ -14,6 +14,7 @@ import typer
 from rollplex.cli.commands.bench import bench
 from rollplex.cli.commands.checkpoint import checkpoint
 from rollplex.cli.commands.config import config
+from rollplex.cli.commands.data import data
 from rollplex.cli.commands.demo import demo
 from rollplex.cli.commands.doctor import doctor
 from rollplex.cli.commands.down import down
@@ -46,6 +47,7 @@ for command in (demo, up, status, start, stop, down, logs, runs, doctor, trace, 
 app.add_typer(config)
 app.add_typer(checkpoint)
 app.add_typer(bench)
+app.add_typer(data)
 app.add_typer(rewards)
 
 

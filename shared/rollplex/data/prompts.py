@@ -15,8 +15,9 @@ files nor pixels: it is given the grids.
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -130,6 +131,11 @@ class PromptMaker:
         places = np.flatnonzero(images | videos)
         return Skeleton(ids=ids, places=places, kinds=tuple("image" if images[at] else "video" for at in places))
 
+    def marked(self, ids: Ids) -> str:
+        """An expanded prompt as text, runs of media tokens counted: "<|vision_start|>[image 1: 64 tokens]…"."""
+        media = {self._shape.image_id: "image", self._shape.video_id: "video"}
+        return _marked(ids.tolist(), media, self._tokenizer.spelled)
+
     def finish(self, skeleton: Skeleton, grids: Sequence[Grid], seconds_per_grid: Sequence[float | None]) -> Prompt:
         """Repeat each placeholder and give every token its positions.
 
@@ -150,6 +156,21 @@ class PromptMaker:
             len(ids), media, merge=self._shape.vision.merge, tokens_per_second=self._shape.vision.tokens_per_second
         )
         return Prompt(ids=ids, positions=positions, next_position=next_position)
+
+
+def _marked(ids: Sequence[int], media: dict[int, str], spell: Callable[[Sequence[int]], str]) -> str:
+    """Ids as text, each run of a media token counted."""
+    text: list[str] = []
+    counts = dict.fromkeys(media.values(), 0)
+    for is_medium, run in itertools.groupby(ids, key=lambda index: index if index in media else None):
+        members = list(run)
+        if is_medium is None:
+            text.append(spell(members))
+            continue
+        kind = media[is_medium]
+        counts[kind] += 1
+        text.append(f"[{kind} {counts[kind]}: {len(members)} token{'' if len(members) == 1 else 's'}]")
+    return "".join(text)
 
 
 def marks_in(prompt: str | Sequence[dict[str, object]], kind: str) -> int:

@@ -74,6 +74,7 @@ class Rows:
         _check_names(names)
         prompt_format = FormatPrompt(format_prompt) if format_prompt else None
         self._store = open_store(path, split, binary=binary)
+        self.columns: tuple[str, ...] = ()
         self._form = _Form(self._recognise(shape, names), names, prompt_format)
 
     @classmethod
@@ -142,6 +143,7 @@ class Rows:
                 fields = self._store.raw(number)
             except DataError:
                 continue
+            self.columns = tuple(fields)
             try:
                 return _shape_of(fields, shape, names)
             except DataError as error:

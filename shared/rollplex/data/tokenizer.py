@@ -55,6 +55,10 @@ class TextTokenizer:
         """Text of ids; special tokens are left out."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=True)
 
+    def spelled(self, ids: Sequence[int]) -> str:
+        """Text of ids, special tokens too."""
+        return self._tokenizer.decode(list(ids), skip_special_tokens=False)
+
     def text_of(self, token_id: int) -> str:
         """The text of one id, special or not. Raises ModelError if there is none."""
         text = self._tokenizer.id_to_token(token_id)

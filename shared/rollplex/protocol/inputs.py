@@ -88,6 +88,8 @@ class SourceChecked(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     max_media_rows: Count
     """Most pixel rows of one prompt."""
     max_media_tokens: Count
+    warnings: Annotated[tuple[Text, ...], Meta(max_length=64)] = ()
+    """What is odd about the rows, and not an error; a sentence for each kind."""
 
 
 # input -> coordinator
