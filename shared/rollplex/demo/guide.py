@@ -44,8 +44,8 @@ def next_commands(config: Path, run: str) -> Iterator[tuple[list[str], str]]:
     file = near(config)
     yield ["status", run], "how the run ended, and its newest checkpoint"
     yield ["trace", run, "--steps", "100:120"], "who worked when, for https://ui.perfetto.dev, and where the time went"
-    yield ["up", file, "--set", "run.schedule=serial"], "the same without overlap: exactly the same accuracies"
-    yield ["bench", "schedules", file, "--repeats", "1"], "what sharing and overlapping prefixes gain here, each alone"
+    yield ["up", file, "--set", "run.schedule=serial"], "the same run without overlap: the same weights, bit for bit"
+    yield ["bench", "schedules", file], "what sharing and overlapping prefixes gain here, each alone (some minutes)"
 
 
 def next_lines(config: Path, run: str, *, program: str) -> list[str]:

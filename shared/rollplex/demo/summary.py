@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from rollplex.config import Config
-from rollplex.demo.recipe import DemoFolder, Promise
+from rollplex.demo.recipe import ALL_DIGITS, DemoFolder, Promise
 from rollplex.demo.records import number, read_rows
 from rollplex.demo.result import METRICS, Measured, Result, keeps_grey, keeps_held_out
 from rollplex.presets import TINY
@@ -34,7 +34,7 @@ def headline() -> list[str]:
 
 def opening(written: DemoFolder, config: Config, *, quick: bool) -> list[str]:
     """What will happen, with what, and how long it takes."""
-    digits = ", ".join(map(str, written.digits))
+    digits = "0 to 9" if written.digits == ALL_DIGITS else ", ".join(map(str, written.digits))
     prompts, samples = config.data.prompts_per_iteration, config.rollout.group_size
     rows = written.rows
     how_long = "about a minute" if quick else "two to three minutes"
@@ -44,7 +44,7 @@ def opening(written: DemoFolder, config: Config, *, quick: bool) -> list[str]:
         entry("", f"{rows.num_train:,} to learn from, {rows.num_held_out} held out"),
         entry("each iteration", f"{prompts} scans, {samples} answers to each, one update"),
         entry("", "reward 1 for the right digit, 0.2 for a wrong one, 0 for anything else"),
-        entry("steps", f"start a node; {config.run.iterations} iterations; evaluate on held-out scans before,"),
+        entry("steps", f"start a node; {config.run.iterations:,} iterations; evaluate on held-out scans before,"),
         entry("", "meanwhile and after, and on grey pictures at the end (a control);"),
         entry("", "check the split computation against the unsplit one"),
         entry("time", f"{how_long} on two cores; Ctrl-C ends it at any time"),

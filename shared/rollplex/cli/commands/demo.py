@@ -15,7 +15,12 @@ def demo(
         False
     ),
     folder: Annotated[
-        Path | None, typer.Option("--dir", metavar="DIR", help="Where to write it. Default: a new folder in runs.")
+        Path | None,
+        typer.Option(
+            "--dir",
+            metavar="DIR",
+            help="Where to write it; an earlier demo's runs there stay. Default: a new folder in runs.",
+        ),
     ] = None,
 ) -> None:
     """Teach a tiny model to name handwritten digits, from scratch, and check it on scans it has not seen."""
