@@ -19,8 +19,7 @@ from rollplex.cli.app import run
 from rollplex.config import load
 from rollplex.config.wire import data_sources
 from rollplex.data.processor import PixelRules, read_rules
-from rollplex.data.prompts import PromptMaker
-from rollplex.data.source import Source
+from rollplex.data.source import Source, open_source
 from rollplex.data.tokenizer import TextTokenizer
 from rollplex.errors import ConfigError, DataError
 from rollplex.layout.shape import read_shape
@@ -36,9 +35,7 @@ def rules(workload: Workload) -> PixelRules:
 
 def _source(workload: Workload) -> Source:
     config = load(workload.config)
-    shape = read_shape(config.model.path)
-    maker = PromptMaker(TextTokenizer(config.model.path), shape)
-    return Source(data_sources(config)[0], maker, read_rules(config.model.path, shape))
+    return open_source(data_sources(config)[0], config.model.path, TextTokenizer(config.model.path))
 
 
 def test_the_data_check_accepts_the_rows_and_counts_the_prompt_tokens_reported(workload: Workload) -> None:

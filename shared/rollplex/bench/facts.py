@@ -12,9 +12,7 @@ from msgspec import Struct
 from rollplex.config.config import Config
 from rollplex.config.wire import data_sources
 from rollplex.data.order import rows_of_step
-from rollplex.data.processor import read_rules
-from rollplex.data.prompts import PromptMaker
-from rollplex.data.source import Source
+from rollplex.data.source import open_source
 from rollplex.data.tokenizer import TextTokenizer
 from rollplex.layout.parameters import parameter_table
 from rollplex.layout.shape import read_shape
@@ -46,8 +44,7 @@ def read_facts(config: Config, *, first: int, end: int) -> tuple[Facts, str, str
         ConfigError: fewer rows than a step needs.
     """
     shape = read_shape(config.model.path)
-    rules = read_rules(config.model.path, shape)
-    source = Source(data_sources(config)[0], PromptMaker(TextTokenizer(config.model.path), shape), rules)
+    source = open_source(data_sources(config)[0], config.model.path, TextTokenizer(config.model.path))
     checked = source.check()
     good = checked.num_rows if checked.good_rows is None else checked.good_rows
     data = config.data
@@ -58,7 +55,7 @@ def read_facts(config: Config, *, first: int, end: int) -> tuple[Facts, str, str
     sizes: dict[int, tuple[int, int]] = {}
     for row in {row for rows in steps for row in rows}:
         prepared = source.prepare(row)
-        vision = sum(patches.grid.tokens(rules.image.merge) for patches in prepared.media)
+        vision = sum(patches.grid.tokens(shape.vision.merge) for patches in prepared.media)
         sizes[row] = (len(prepared.prompt.ids), vision)
     table = parameter_table(shape, dtype=config.model.dtype, freeze_vision=config.model.freeze_vision)
     facts = Facts(

@@ -31,7 +31,7 @@ def picture_size(vision_tokens: int, rules: PixelRules) -> tuple[int, int]:
     """
     for rows in range(math.isqrt(max(vision_tokens, 0)), 0, -1):
         width, height = vision_tokens // rows * rules.factor, rows * rules.factor
-        if vision_tokens % rows or width > MAX_RATIO * height:
+        if width > MAX_RATIO * height:
             continue
         if image_grid(height, width, rules).tokens(rules.merge) == vision_tokens:
             return width, height
