@@ -52,6 +52,8 @@ def test_every_row_is_sampled_once_greedily_with_draws_of_its_own(core: Core) ->
     rewards = core.sent(RewardGroup)
     assert sorted(m.row for m in rewards) == list(range(10))
     assert {m.source for m in rewards} == {"held_out"}
+    assert all(m.stopped == (m.responses.lengths[0] % 2 == 0,) for m in rewards)  # the fake's rule
+    assert len({m.stopped for m in rewards}) == 2
     assert {m.source for m in core.sent(PrepareInputs)} == {"held_out"}
 
 

@@ -170,14 +170,21 @@ def test_a_dataset_that_cannot_be_used_ends_the_run_in_the_child_s_words(make_lo
         check_data(loading)  # type: ignore[arg-type] # a Loading has what is used of a Node
 
 
-def test_the_reward_child_gets_functions_weights_and_limits(make_loading: Callable[..., Loading]) -> None:
+def test_the_reward_child_gets_functions_weights_and_limits_and_says_how_it_takes_them(
+    make_loading: Callable[..., Loading], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     functions = [{"function": "a.py:right", "weight": 0.5}, {"function": "b:short", "weight": 0.0}]
-    loading = make_loading(rewards={"functions": functions, "time_limit_s": 3.0, "memory_limit": 1024})
+    loading = make_loading(rewards={"functions": functions, "time_limit_s": 3.0, "memory_limit": 1024, "workers": 3})
     loading.workers.answers[OpenRewards] = lambda m: [
-        RewardsOpened(cause=m.cause, names=("right", "short"), fingerprints=("a", "b"))
+        RewardsOpened(
+            cause=m.cause, names=("right", "short"), fingerprints=("a", "b"), notes=("right is TRL's", "short too")
+        )
     ]
     found = open_rewards(loading)  # type: ignore[arg-type] # a Loading has what is used of a Node
     assert found == {"right": "a", "short": "b"}
     m = loading.sent(OpenRewards)
     assert [(f.spec.rpartition(":")[2], f.weight) for f in m.functions] == [("right", 0.5), ("short", 0.0)]
-    assert (m.time_limit_s, m.memory_limit_bytes) == (3.0, 1024)
+    assert (m.time_limit_s, m.memory_limit_bytes, m.workers) == (3.0, 1024, 3)
+    said = [record.getMessage() for record in caplog.records if record.name == "rollplex.coordinator"]
+    assert said[-2:] == ["rewards: right is TRL's", "rewards: short too"]

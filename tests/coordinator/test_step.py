@@ -67,6 +67,7 @@ def check_rollout_and_rewards(core: Core, plan: StepPlan, inputs: StepInputs, do
     for m in rewards:
         assert (m.step, m.source, m.row) == (STEP, "train", ROWS[m.responses.group])
         assert m.responses == done.responses[m.responses.group]
+        assert m.stopped == tuple(length % 2 == 0 for length in m.responses.lengths)  # the fake's rule
 
 
 def check_prefixes(core: Core, plan: StepPlan, inputs: StepInputs, done: Gathered) -> None:

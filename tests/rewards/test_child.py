@@ -14,7 +14,7 @@ import pytest
 
 from rollplex.checkpoint.fingerprint import file_fingerprint
 from rollplex.errors import ConfigError, DataError, ModelError, ProtocolError, RewardError, StateError
-from rollplex.protocol.common import Responses
+from rollplex.protocol.common import Failed, Responses
 from rollplex.protocol.inputs import DataSource
 from rollplex.protocol.reward import (
     OpenRewards,
@@ -219,3 +219,15 @@ def test_the_process_of_the_functions_ends_with_the_child(tmp_path: Path, functi
     assert done.returncode == -9
     pid = int(done.stdout)
     wait_until(lambda: pid not in processes_with("rollplex.rewards.runner"))
+
+
+def test_functions_that_can_never_be_called_again_end_the_child_s_service_with_their_error(
+    child: Child, functions: Functions
+) -> None:
+    path = functions("import os\ndef f(prompts): os._exit(1)\n")
+    child.open((f"{path}:f", 1.0))
+    assert child.failed().detail.endswith("ended with exit code 1")
+    path.unlink()
+    answer = child.ask(child.group())
+    assert isinstance(answer, Failed)
+    assert (answer.cause, answer.error.kind, answer.error.what) == (2, "RewardError", "There is no such file")
