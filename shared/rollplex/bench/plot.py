@@ -78,7 +78,8 @@ def write_plot(result: Result, file: Path) -> None:
     axes.set_yticks(places, [mode.mode.name for mode in modes])
     axes.invert_yaxis()
     axes.set_xlim(0.0, 1.4 * longest)
-    axes.set_xlabel(f"seconds of one iteration, median of {result.repeats} repeats; lines: lowest to highest")
+    over = "one repeat" if result.repeats == 1 else f"median of {result.repeats} repeats; lines: lowest to highest"
+    axes.set_xlabel(f"seconds of one iteration, {over}")
     axes.spines[["top", "right"]].set_visible(False)
     figure.suptitle(f"{result.made.machine.text}, {result.date[:10]}\n{workload(result)}", fontsize=10)
     figure.legend(loc="outside lower center", ncols=len(PHASES), frameon=False)
