@@ -119,6 +119,14 @@ def test_what_makes_figures_worth_less_is_said(row: MakeRow, sum_up: SumUp) -> N
     assert "one repeat, so it is not known how much the figures differ" in busy
 
 
+def test_a_gain_that_is_more_than_could_be_hidden_is_doubted(row: MakeRow, sum_up: SumUp) -> None:
+    serial = row("serial", "shared", iteration=2.0, rollout=0.5, prefix_forward=0.6, score=0.4, train=1.0)
+    likely = _text(sum_up([serial, row("overlap", "shared", iteration=1.5)]))
+    assert "could be hidden" not in likely
+    unlikely = _text(sum_up([serial, row("overlap", "shared", iteration=1.2)]))
+    assert "overlap alone, prefixes shared, 1.67x, is more than could be hidden (1.33x)" in unlikely
+
+
 def test_uncommitted_changes_are_told(row: MakeRow, sum_up: SumUp, made: Made) -> None:
     result = sum_up(_six(row, 2))
     changed = msgspec.structs.replace(made.software, changes="0123")

@@ -15,6 +15,8 @@ from rollplex.bench.tables import Table, markdown, plain
 WIDTH: Final = 120
 BUSY: Final = 0.05
 """Part of the machine that other programs may use before the report warns."""
+BEYOND: Final = 1.05
+"""How far above its ceiling a gain may be before the report doubts it: medians of phases do not add up exactly."""
 _SHORT: Final = {"prefix_forward": "prefix fwd", "prefix_backward": "prefix bwd"}
 
 
@@ -172,11 +174,27 @@ def warnings(result: Result) -> list[str]:
             f"WARNING: other programs kept {result.others_cpus:.1f} of {cores} cores busy meanwhile; "
             "on a quiet machine the figures may be others."
         )
+    found += [
+        f"WARNING: {gain.name}, {gain.gain:.2f}x, is more than could be hidden ({ceiling:.2f}x): the machine was not "
+        "equally fast in all rows."
+        for gain, ceiling in _with_ceilings(result)
+        if gain.gain > BEYOND * ceiling
+    ]
     if result.repeats == 1:
         found.append("WARNING: one repeat, so it is not known how much the figures differ from run to run.")
     if result.made.software.changes:
         found.append("WARNING: measured with changes that are in no commit.")
     return found
+
+
+def _with_ceilings(result: Result) -> list[tuple[Gain, float]]:
+    """Gains of overlap or stream alone, each with its ceiling."""
+    ceilings = {ceiling.prefix: {"overlap": ceiling.overlap, "stream": ceiling.stream} for ceiling in result.hiding}
+    return [
+        (gain, ceilings[gain.base.prefix][gain.other.schedule])
+        for gain in result.gains
+        if gain.base.prefix == gain.other.prefix and gain.base.prefix in ceilings
+    ]
 
 
 def _of(result: Result, name: str) -> ModeSummary:
