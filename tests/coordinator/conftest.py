@@ -12,7 +12,7 @@ import pytest
 
 from rollplex.presets import TINY, write_preset
 from rollplex.protocol.common import Role
-from support.core import Core, make_config
+from support.core import AMPLE, Core, make_config
 from support.sockets import Clock, Site, open_hub
 
 
@@ -27,8 +27,8 @@ def make_core(model_folder: Path, tmp_path: Path) -> Iterator[Callable[..., Core
     with ExitStack() as stack:
 
         def make(seed: int = 0, budget_bytes: int | None = None, **sections: Any) -> Core:
-            given = {} if budget_bytes is None else {"budget_bytes": budget_bytes}
-            core = Core(make_config(model_folder, **sections), tmp_path, random.Random(seed), **given)
+            budget = AMPLE if budget_bytes is None else budget_bytes
+            core = Core(make_config(model_folder, **sections), tmp_path, random.Random(seed), budget)
             return stack.enter_context(core)
 
         yield make

@@ -74,7 +74,7 @@ def test_the_next_step_s_inputs_are_made_meanwhile_and_used(make_core: MakeCore)
 def test_a_skipped_update_is_an_iteration_too(make_core: MakeCore) -> None:
     core = make_core()
     core.workers.answers[PrepareUpdate] = lambda m: [
-        UpdateVote(cause=m.cause, step=m.step, finite=False, metrics={"loss": NAN})
+        UpdateVote(cause=m.cause, step=m.step, finite=False, start_s=0.0, end_s=0.5, metrics={"loss": NAN})
     ]
     row = iterate(core)
     assert (row["updated"], row["loss"], core.record.version) == (0.0, None, 0)

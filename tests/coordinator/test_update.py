@@ -121,7 +121,7 @@ def test_a_reader_that_sees_another_version_after_the_commit_ends_the_run(make_c
 
 def vote(core: Core, *, finite: bool, **metrics: float) -> None:
     core.workers.answers[PrepareUpdate] = lambda m: [
-        UpdateVote(cause=m.cause, step=m.step, finite=finite, metrics=metrics)
+        UpdateVote(cause=m.cause, step=m.step, finite=finite, start_s=0.0, end_s=0.5, metrics=metrics)
     ]
 
 

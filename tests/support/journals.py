@@ -59,7 +59,7 @@ class JournalScript:
         """Two groups under `overlap` from `t` on; events journalled later than `t + upto` are not there.
 
         rollout   |prefill .02-.04| decode .04-.10 |     prefix   ref .03-.05, actor .05-.07, .07-.09, score .10-.12
-        trainer   suffix .12-.13, .13-.14; optimizer .163-.168     prefix backward .13-.14, .14-.15
+        trainer   suffix .12-.13, .13-.14; vote .160-.161, optimizer .163-.168   prefix backward .13-.14, .14-.15
         UPDATE    .16-.18, BEGIN .162, COMMIT .17                  iteration done .18
         """
         for after_s, event in sorted(self._events(step, t), key=lambda item: item[0]):
@@ -71,7 +71,11 @@ class JournalScript:
             return after_s, events.PhaseEntered(phase=name, start_s=t + after_s, step=step)
 
         def unit(kind: UnitKind, span: tuple[float, float], number: int, *groups: int) -> tuple[float, Event]:
-            service = {UnitKind.GENERATE: "rollout[0:0]", UnitKind.SUFFIX: "trainer[0:0]"}.get(kind, "prefix[0:0]")
+            service = {
+                UnitKind.GENERATE: "rollout[0:0]",
+                UnitKind.SUFFIX: "trainer[0:0]",
+                UnitKind.VOTE: "trainer[0:0]",
+            }.get(kind, "prefix[0:0]")
             done = events.UnitDone(
                 step=step,
                 kind=kind,
@@ -123,6 +127,7 @@ class JournalScript:
             unit(UnitKind.SUFFIX, (0.131, 0.139), 1, 1),
             unit(UnitKind.PREFIX_BACKWARD, (0.141, 0.15), 1, 1),
             phase(0.16, "UPDATE"),
+            unit(UnitKind.VOTE, (0.16, 0.161), 0),
             (0.162, events.UpdateBegin(step=step, version=step)),
             (
                 0.17,

@@ -132,7 +132,9 @@ class Workers:
             TrainSuffix: self.train,
             TrainWhole: self.train_whole,
             RewardGroup: lambda m: [self.rewarded(m)],
-            PrepareUpdate: lambda m: [UpdateVote(cause=m.cause, step=m.step, finite=True, metrics={"loss": 0.5})],
+            PrepareUpdate: lambda m: [
+                UpdateVote(cause=m.cause, step=m.step, finite=True, start_s=0.0, end_s=0.5, metrics={"loss": 0.5})
+            ],
             ApplyUpdate: self.apply,
             SkipUpdate: lambda m: [UpdateSkipped(cause=m.cause, step=m.step)],
             Drain: lambda m: [Drained(cause=m.cause, version=m.version)],

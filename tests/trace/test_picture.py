@@ -67,6 +67,7 @@ def test_the_picture_has_a_lane_for_each_service_and_a_box_for_each_slice(tmp_pa
         "score": 4,
         "prefix_backward": 4,
         "suffix": 4,
+        "vote": 2,
         "optimizer": 2,
         "reward": 4,
     }

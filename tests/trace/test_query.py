@@ -31,6 +31,7 @@ def test_slices_of_a_track(trace_file: Path) -> None:
     assert {one.name for one in read(trace_file).on("trainer (node 0 device 0)")} == {
         "suffix 0",
         "suffix 1",
+        "sum and vote 0",
         *(f"optimizer step {step}" for step in range(4)),
     }
 

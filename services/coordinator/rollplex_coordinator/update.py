@@ -130,8 +130,18 @@ class Update:
     def _ask(self, role: Role, make: Callable[[int], object], what: str) -> None:
         self._c.link.ask(role, make, what, self._c.config.deadlines.update_s)
 
-    def _on_vote(self, _peer: Peer, message: UpdateVote) -> None:
+    def _on_vote(self, peer: Peer, message: UpdateVote) -> None:
         self.metrics = dict(message.metrics)
+        self._c.record.append(
+            events.UnitDone(
+                step=message.step,
+                kind=events.UnitKind.VOTE,
+                unit=0,
+                service=str(peer),
+                start_s=message.start_s,
+                end_s=message.end_s,
+            )
+        )
         if not message.finite:
             version = self._c.record.version
             reason = NO_REWARDS if self._no_rewards else "a gradient or the loss is not finite"

@@ -180,6 +180,7 @@ class TrainerService:
 
     def _prepare(self, message: PrepareUpdate) -> UpdateVote:
         ready = self._ready
+        start_s = time.monotonic()
         ready.header.require(message.version)
         step = self._step_of(message.step, message.version)
         step.require(Stage.OPEN, "prepare the update")
@@ -195,7 +196,14 @@ class TrainerService:
         step.stage = Stage.ACCEPTED if finite and not step.whole else Stage.REFUSED
         rate = learning_rate(ready.settings, message.version)
         metrics = step.metrics.result(grad_norm=norm, learning_rate=rate)
-        return UpdateVote(cause=message.cause, step=message.step, finite=finite, metrics=metrics)
+        return UpdateVote(
+            cause=message.cause,
+            step=message.step,
+            finite=finite,
+            start_s=start_s,
+            end_s=time.monotonic(),
+            metrics=metrics,
+        )
 
     def _apply(self, message: ApplyUpdate) -> UpdateApplied:
         ready = self._ready

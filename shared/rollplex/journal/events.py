@@ -27,6 +27,8 @@ class UnitKind(StrEnum):
     SCORE = "score"
     SUFFIX = "suffix"
     PREFIX_BACKWARD = "prefix_backward"
+    VOTE = "vote"
+    """The gradients of the step, summed and looked at; one unit a step."""
 
 
 class StopWhen(StrEnum):

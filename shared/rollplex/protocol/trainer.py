@@ -204,6 +204,8 @@ class UpdateVote(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, 
     cause: Count
     step: Count
     finite: bool
+    start_s: Seconds
+    end_s: Seconds
     metrics: Annotated[dict[Name, float], Meta(max_length=4096)]
     """TRL's names where TRL has the quantity. Sums over the step, in the order of suffix units."""
 

@@ -29,6 +29,7 @@ UNIT_NAMES = {
     UnitKind.SCORE: "score",
     UnitKind.SUFFIX: "suffix",
     UnitKind.PREFIX_BACKWARD: "prefix backward",
+    UnitKind.VOTE: "sum and vote",
 }
 LEASES = frozenset({"LeaseGranted", "LeaseReleased", "LeaseWaiting"})
 """Types of events that only concern memory."""

@@ -16,6 +16,7 @@ BOXES = {
     "score": ("score", "#f0c850", "score"),
     "prefix_backward": ("prefix backward", "#ee9450", "backward"),
     "suffix": ("suffix forward, backward", "#bca6ec", "suffix"),
+    "vote": ("sum and vote", "#d2b4e6", "vote"),
     "optimizer": ("optimizer step", "#9a86e0", "optimizer"),
     "reward": ("rewards", "#e6a0bc", "reward"),
 }

@@ -4,8 +4,7 @@ Pure functions over chapters; `iteration_table` is the one that opens a journal.
 nothing, but the medians of parts need not add up to the median of the whole.
 
 The journal knows a service as busy from the start to the end of each unit, reward and optimizer step. What it has no
-event for counts as nobody's: messages, the coordinator, the journal's disk writes, drains, and at the gate the sum of
-the gradients and the vote.
+event for counts as nobody's: messages, the coordinator, the journal's disk writes, drains.
 """
 
 from __future__ import annotations
@@ -113,7 +112,7 @@ def table(iterations: Sequence[dict[str, Seconds]]) -> list[str]:
         share = row[WHOLE] / total[WHOLE] if total[WHOLE] else 0.0
         cells = "".join(f"{row[column] * scale:9.1f}" for column in (*SERVICES, NOBODY))
         lines.append(f"{name:11}{row[WHOLE] * scale:9.1f}{share:8.0%}{cells}")
-    return [*lines, "(nobody: no unit, reward or optimizer step runs; messages, coordinator, journal, gradient sums)"]
+    return [*lines, "(nobody: no unit, reward or optimizer step runs; messages, coordinator, journal)"]
 
 
 def _spans_of(chapter: Chapter, phase: Phase) -> list[_Span]:
