@@ -91,6 +91,7 @@ def test_what_cannot_be_used_is_an_error_and_not_a_0() -> None:
         iou([HALF], answer=["dog"])
     with pytest.raises(RewardError, match="no right answer"):
         iou([HALF], label=["dog"])
-    for options in ({"match": "worst"}, {"threshold": 2.0}):
+    wrong: list[dict[str, Any]] = [{"match": "worst"}, {"threshold": 2.0}]
+    for options in wrong:
         with pytest.raises(ValueError, match="best or mean"):
             iou([HALF], answer=[ONE], **options)
