@@ -20,9 +20,8 @@ import time
 from rollplex.checkpoint.folder import folders
 from rollplex.config.checks import TRAIN
 from rollplex.config.config import Config
-from rollplex.config.host import budget_bytes, memory_limit_bytes
+from rollplex.config.host import memory_limit_bytes
 from rollplex.config.loading import dump, load
-from rollplex.config.wire import train_sampling
 from rollplex.data.order import rows_of_step
 from rollplex.errors import JournalError, RollplexError
 from rollplex.journal.events import Event, RunEnded, StopRequested, StopWhen
@@ -31,28 +30,21 @@ from rollplex.protocol.claim import Claim, claim
 from rollplex.protocol.common import Role
 from rollplex_coordinator.api import Api
 from rollplex_coordinator.attempts import set_aside
-from rollplex_coordinator.budget import plan_memory
 from rollplex_coordinator.checkpointing import Checkpoints
 from rollplex_coordinator.context import Context
 from rollplex_coordinator.control import HTTP, CoreControl
 from rollplex_coordinator.dry_run import dry_run
 from rollplex_coordinator.evaluate import Evaluation
-from rollplex_coordinator.feed import Feed
-from rollplex_coordinator.fingerprints import ModelFingerprint, fingerprints
-from rollplex_coordinator.gate import Gate
 from rollplex_coordinator.iteration import Iteration
-from rollplex_coordinator.ledger import Ledger
-from rollplex_coordinator.loading import check_data, load_models, open_rewards
-from rollplex_coordinator.memory import Memory
-from rollplex_coordinator.node import CHILDREN, DEVICE, WORKERS, Node
+from rollplex_coordinator.node import CHILDREN, WORKERS, Node
 from rollplex_coordinator.options import Options
 from rollplex_coordinator.progress import Progress, make_progress
-from rollplex_coordinator.resuming import Resumption, evaluated, judge_fingerprints, resume
-from rollplex_coordinator.sizes import Sizes
+from rollplex_coordinator.ready import get_ready
+from rollplex_coordinator.resuming import Resumption, evaluated, resume
 from rollplex_coordinator.startup import process_start_s, run_started
 from rollplex_coordinator.stop import Signals, StopRun
 from rollplex_coordinator.telling import EXIT_ERROR, exit_code, log_to_terminal, say, told
-from rollplex_coordinator.verify.check import checked, choose_row, verify
+from rollplex_coordinator.verify.check import checked, verify
 from rollplex_coordinator.work import Work
 
 MAX_RUN_NAME = 40
@@ -204,7 +196,7 @@ class _Run:
         url = self._api.start(self._control, node.run_id)
         say(f"rollplex: run {node.run_id} in {node.run_dir}, API at {url} (token in {node.run_dir / 'token'})")
         node.record.stage("control API", api_s)
-        context = self._load()
+        context = get_ready(node, self._control, self._options, self._roles, self._resumption)
         if self._options.verify is not None:
             verify(context, node.holder, self._options.verify, self._options.config)
             return
@@ -224,67 +216,6 @@ class _Run:
         if self._work.done:
             self._evaluate(context, step=self._work.done, last=True)
             checkpoints.save()
-
-    def _load(self) -> Context:
-        node, config = self._node, self._config
-        model_files = ModelFingerprint(config.model.path)
-        node.link.await_peers([Role.INPUT], config.deadlines.start_s)
-        data = check_data(node)
-        plan_s = time.monotonic()
-        verification = self._options.verify
-        if verification is not None:
-            choose_row(data, verification.row)  # before anything is loaded
-        sizes = Sizes(config, whole=verification is not None)
-        budget = budget_bytes(config, memory_limit_bytes())
-        reservations = plan_memory(config, sizes, data, DEVICE, budget)
-        ledger = Ledger({DEVICE: budget})
-        memory = Memory(ledger, node.holder, node.record, DEVICE)
-        for reservation in reservations:
-            ledger.reserve(reservation)
-        memory.enter(Phase.LOAD)
-        node.record.stage("memory plan", plan_s)
-        self._control.memory = memory
-        node.link.await_peers(self._roles, config.deadlines.start_s)
-        resumption = self._resumption
-        loaded = load_models(node, memory, sizes, data, None if resumption is None else resumption.restore)
-        rewards = {} if verification is not None else open_rewards(node)
-        found = fingerprints(data, model_files.result(config.deadlines.load_s), rewards)
-        gate = Gate()
-        if resumption is not None:
-            gate = self._go_on_from(resumption, found, loaded[Role.TRAINER].libraries)
-        for role in (Role.PREFIX, Role.ROLLOUT):
-            gate.register_reader(role, on_policy=loaded[role].on_policy)
-        self._control.gate = gate
-        context = Context(
-            config=config,
-            run_dir=node.run_dir,
-            link=node.link,
-            memory=memory,
-            record=node.record,
-            feed=Feed(node.link, memory, config.deadlines.unit_s),
-            gate=gate,
-            sizes=sizes,
-            data=data,
-            sampling=train_sampling(config, stop_ids=data.stop_ids),
-            fingerprints=found,
-        )
-        node.record.enter(Phase.IDLE)
-        memory.enter(Phase.IDLE)
-        return context
-
-    def _go_on_from(self, resumption: Resumption, found: dict[str, str], libraries: dict[str, str]) -> Gate:
-        """What the configuration names is what it was, and the records are those of the checkpoint.
-
-        Raises:
-            ConfigError: see `judge_fingerprints`.
-        """
-        accepted = self._options.resume.accepted if self._options.resume is not None else ()
-        for warning in judge_fingerprints(resumption, found, libraries, accepted):
-            say(f"warning: {warning}")
-        state, record = resumption.state, self._node.record
-        record.version = state.version
-        record.go_on(state.step)
-        return Gate(version=state.version, step=state.step, failed_votes=state.failed_votes)
 
     def _iterate(self, context: Context, checkpoints: Checkpoints) -> None:
         done = self._work.done

@@ -1,0 +1,98 @@
+"""From started processes to a node that is ready for steps: data, memory plan, weights, rewards, gate.
+
+    data check ─► memory plan ─► everybody has joined ─► load or restore ─► rewards ─► same run as before? ─► ready
+
+Owns the order of these. Knows nothing of iterations.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from rollplex.config.host import budget_bytes, memory_limit_bytes
+from rollplex.config.wire import train_sampling
+from rollplex.journal.phases import Phase
+from rollplex.protocol.common import Role
+from rollplex_coordinator.budget import plan_memory
+from rollplex_coordinator.context import Context
+from rollplex_coordinator.control import CoreControl
+from rollplex_coordinator.feed import Feed
+from rollplex_coordinator.fingerprints import ModelFingerprint, fingerprints
+from rollplex_coordinator.gate import Gate
+from rollplex_coordinator.ledger import Ledger
+from rollplex_coordinator.loading import check_data, load_models, open_rewards
+from rollplex_coordinator.memory import Memory
+from rollplex_coordinator.node import DEVICE, Node
+from rollplex_coordinator.options import Options
+from rollplex_coordinator.record import Record
+from rollplex_coordinator.resuming import Resumption, judge_fingerprints
+from rollplex_coordinator.sizes import Sizes
+from rollplex_coordinator.telling import say
+from rollplex_coordinator.verify.check import choose_row
+
+
+def get_ready(
+    node: Node, control: CoreControl, options: Options, roles: Sequence[Role], resumption: Resumption | None
+) -> Context:
+    """Everything between the start of the processes and the first step. `control` learns of memory and gate.
+
+    Args:
+        roles: those that were started.
+        resumption: the checkpoint to go on from; None: a new run.
+
+    Raises:
+        RollplexError: whatever keeps this node from running; what can be refused before the model is loaded, is.
+    """
+    config, verification = node.config, options.verify
+    model_files = ModelFingerprint(config.model.path)
+    node.link.await_peers([Role.INPUT], config.deadlines.start_s)
+    data = check_data(node)
+    plan_s = time.monotonic()
+    if verification is not None:
+        choose_row(data, verification.row)  # before anything is loaded
+    sizes = Sizes(config, whole=verification is not None)
+    budget = budget_bytes(config, memory_limit_bytes())
+    ledger = Ledger({DEVICE: budget})
+    memory = Memory(ledger, node.holder, node.record, DEVICE)
+    for reservation in plan_memory(config, sizes, data, DEVICE, budget):
+        ledger.reserve(reservation)
+    memory.enter(Phase.LOAD)
+    node.record.stage("memory plan", plan_s)
+    control.memory = memory
+    node.link.await_peers(roles, config.deadlines.start_s)
+    loaded = load_models(node, memory, sizes, data, None if resumption is None else resumption.restore)
+    rewards = open_rewards(node) if Role.REWARD in roles else dict[str, str]()
+    found = fingerprints(data, model_files.result(config.deadlines.load_s), rewards)
+    gate = Gate()
+    if resumption is not None and options.resume is not None:
+        for warning in judge_fingerprints(resumption, found, loaded[Role.TRAINER].libraries, options.resume.accepted):
+            say(f"warning: {warning}")
+        gate = _go_on(resumption, node.record)
+    for role in (Role.PREFIX, Role.ROLLOUT):
+        gate.register_reader(role, on_policy=loaded[role].on_policy)
+    control.gate = gate
+    context = Context(
+        config=config,
+        run_dir=node.run_dir,
+        link=node.link,
+        memory=memory,
+        record=node.record,
+        feed=Feed(node.link, memory, config.deadlines.unit_s),
+        gate=gate,
+        sizes=sizes,
+        data=data,
+        sampling=train_sampling(config, stop_ids=data.stop_ids),
+        fingerprints=found,
+    )
+    node.record.enter(Phase.IDLE)
+    memory.enter(Phase.IDLE)
+    return context
+
+
+def _go_on(resumption: Resumption, record: Record) -> Gate:
+    """The gate and the records as they were at the checkpoint."""
+    state = resumption.state
+    record.version = state.version
+    record.go_on(state.step)
+    return Gate(version=state.version, step=state.step, failed_votes=state.failed_votes)
