@@ -162,10 +162,10 @@ def test_as_many_places_as_media_are_needed(fields: dict[str, Any], maker: Promp
         (user(parts("image")), "Images", ["1"], 'Rename "Images" to "images".'),
         ("a <image>", "imagee", "1", 'Rename "imagee" to "image".'),
         ("a <video>", "vidoes", [["1"]], 'Rename "vidoes" to "videos".'),
-        (user(parts("video")), "images", [], "Write <video> or a part"),
-        (f"a {IMAGE}", "answer", ["1"], "Write <image> or a part"),
-        (f"a {IMAGE}", "imagse", 3, "Write <image> or a part"),
-        (f"a {IMAGE}", "image_file", "1", "Write <image> or a part"),
+        (user(parts("video")), "images", [], 'Add the column "videos", or take the places out.'),
+        (f"a {IMAGE}", "answer", ["1"], 'Add the column "images", or take the places out.'),
+        (f"a {IMAGE}", "imagse", 3, 'Add the column "images", or take the places out.'),
+        (f"a {IMAGE}", "image_file", "1", 'Add the column "images", or take the places out.'),
     ],
 )
 def test_places_without_media_are_told_of_a_column_that_may_hold_them(

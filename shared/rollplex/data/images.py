@@ -131,7 +131,7 @@ class ImageFolder:
         with self._open(place) as file, _pillow(file, name) as image:
             turn = self._declared(image, name)
             _decode(image)
-            upright = _rgb(image, name)
+            upright = _rgb(image)
             return upright.transpose(_TURNS[turn]) if turn in _TURNS else upright
 
     def _open(self, place: Place) -> IO[bytes]:
@@ -160,6 +160,12 @@ class ImageFolder:
                 needed=f"at most {self._max_pixels}",
                 do="Scale it down, or raise data.max_image_pixels.",
             )
+        if image.mode in {"I", "F"}:
+            raise DataError(
+                "This image has numbers of 32 bits, whose range is not known",
+                got=f"{name!r}, mode {image.mode}",
+                needed="8 or 16 bits a channel",
+            )
         # Not PngImageFile.getexif: it decodes the image to find a chunk behind the pixels.
         orientation = Image.Image.getexif(image).get(ExifTags.Base.Orientation, 1)
         return orientation if orientation in _TURNS else 1
@@ -182,6 +188,10 @@ def _pillow(file: IO[bytes], name: str) -> Iterator[Image.Image]:
         raise
     except UnidentifiedImageError as error:
         raise DataError("This is not an image", got=repr(name), needed=f"one of {', '.join(FORMATS)}") from error
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:  # above Pillow's own limit
+        raise DataError(
+            "This image declares too many pixels", got=f"{name!r}: {str(error).rstrip('.')}", do="Scale it down."
+        ) from error
     except _BROKEN as error:
         reason = str(error) or type(error).__name__
         raise DataError("This image cannot be read", got=f"{name!r}: {reason}", needed="a whole image file") from error
@@ -208,17 +218,11 @@ def address_space_limit(more_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-def _rgb(image: Image.Image, name: str) -> Image.Image:
+def _rgb(image: Image.Image) -> Image.Image:
     """Mode RGB by the table above."""
     if image.mode.startswith("I;16"):
         grey = np.asarray(image).astype(np.uint16) >> 8
         return Image.fromarray(grey.astype(np.uint8)).convert("RGB")
-    if image.mode in {"I", "F"}:
-        raise DataError(
-            "This image has numbers of 32 bits, whose range is not known",
-            got=f"{name!r}, mode {image.mode}",
-            needed="8 or 16 bits a channel",
-        )
     if "A" in image.getbands() or image.info.get("transparency") is not None:
         layer = image.convert("RGBA")
         white = Image.new("RGBA", layer.size, (255, 255, 255, 255))

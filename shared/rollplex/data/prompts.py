@@ -126,7 +126,7 @@ class PromptMaker:
                     f"The prompt has not as many places for {name}s as the row has {name}s",
                     got=f"{count} in the rendered prompt",
                     needed=f'{len(given)}, the length of "{name}s"',
-                    do=rename or f'Write <{name}> or a part {{"type": "{name}"}} where each belongs.',
+                    do=rename or _do_about_places(name, given),
                 )
         places = np.flatnonzero(images | videos)
         return Skeleton(ids=ids, places=places, kinds=tuple("image" if images[at] else "video" for at in places))
@@ -156,6 +156,13 @@ class PromptMaker:
             len(ids), media, merge=self._shape.vision.merge, tokens_per_second=self._shape.vision.tokens_per_second
         )
         return Prompt(ids=ids, positions=positions, next_position=next_position)
+
+
+def _do_about_places(kind: str, given: Sequence[object]) -> str:
+    """What to do if a row has not as many media as places for them."""
+    if not given:
+        return f'Add the column "{kind}s", or take the places out.'
+    return f'Write <{kind}> or a part {{"type": "{kind}"}} where each belongs.'
 
 
 def _marked(ids: Sequence[int], media: dict[int, str], spell: Callable[[Sequence[int]], str]) -> str:
@@ -198,7 +205,7 @@ def with_parts(messages: Sequence[dict[str, object]], num_images: int, num_video
         return parted
     first = next((index for index, message in enumerate(parted) if message["role"] == "user"), None)
     if first is None:
-        raise DataError("The row has media, but no user message to put them in")
+        raise DataError("The row has media, but no user message to put them in", needed='a message with "role": "user"')
     content = parted[first]["content"]
     texts = [{"type": "text", "text": content}] if isinstance(content, str) else cast("list[object]", content)
     media = [{"type": "image"}] * num_images + [{"type": "video"}] * num_videos
