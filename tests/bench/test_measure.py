@@ -12,7 +12,7 @@ from rollplex.bench.measure import measure, read_metrics
 from rollplex.bench.rows import Mode, Row
 from rollplex.errors import DataError
 from rollplex.journal.events import Event, GroupFinished, UnitDone, UnitKind, UpdateCommitted
-from rollplex_coordinator.journal import Journal
+from rollplex_coordinator.records.journal import Journal
 
 OVERLAP = Mode(schedule="overlap", prefix="shared")
 Measure = Callable[..., Row]

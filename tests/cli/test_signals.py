@@ -72,7 +72,7 @@ def test_a_signal_waits_across_exec_until_the_new_program_lets_it_through() -> N
 
 def test_the_coordinators_own_handlers_get_the_signal_that_waited() -> None:
     new = (
-        "import sys; from rollplex_coordinator.stop import Signals, StopRun; signals = Signals.install()\n"
+        "import sys; from rollplex_coordinator.processes.stop import Signals, StopRun; signals = Signals.install()\n"
         "stop = signals.stop_asked()\nsys.exit(stop.exit_code)"
     )
     old = (

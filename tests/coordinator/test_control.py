@@ -19,13 +19,13 @@ from rollplex.journal.reader import Reader
 from rollplex.protocol.claim import claim
 from rollplex.protocol.common import DigestReply, DigestRequest, Drain, Drained, Held, Kind, Role
 from rollplex_coordinator.control import CoreControl
-from rollplex_coordinator.gate import Gate
-from rollplex_coordinator.ledger import Ledger
-from rollplex_coordinator.memory import Memory, Want
-from rollplex_coordinator.node import DEVICE, WORKERS, Node
+from rollplex_coordinator.decisions.gate import Gate
+from rollplex_coordinator.decisions.ledger import Ledger
+from rollplex_coordinator.decisions.work import Work
+from rollplex_coordinator.memory.leasing import Memory, Want
 from rollplex_coordinator.options import Options
-from rollplex_coordinator.stop import Signals, StopRun
-from rollplex_coordinator.work import Work
+from rollplex_coordinator.processes.node import DEVICE, WORKERS, Node
+from rollplex_coordinator.processes.stop import Signals, StopRun
 from support.core import make_config
 from support.sockets import DEADLINE_S, Worker
 
@@ -76,7 +76,7 @@ class Desk:
 
 @pytest.fixture
 def desk(model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
-    monkeypatch.setattr("rollplex_coordinator.link.IDLE_TICK_S", 0.01)
+    monkeypatch.setattr("rollplex_coordinator.processes.link.IDLE_TICK_S", 0.01)
     with ExitStack() as stack:
         run_dir = tmp_path / "run"
         claimed = stack.enter_context(claim(run_dir, "test-run"))

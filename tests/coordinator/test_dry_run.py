@@ -7,10 +7,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from rollplex_coordinator.budget import plan_memory, planned_blocks
+from rollplex_coordinator.decisions.peaks import plan_peak
 from rollplex_coordinator.dry_run import report
-from rollplex_coordinator.peaks import plan_peak
-from rollplex_coordinator.sizes import Sizes
+from rollplex_coordinator.memory.budget import plan_memory, planned_blocks
+from rollplex_coordinator.memory.sizes import Sizes
 from support.core import DEVICE, NUM_ROWS, check_data, make_config, minimum_bytes
 
 

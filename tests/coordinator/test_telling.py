@@ -10,10 +10,10 @@ import pytest
 from rollplex.errors import BudgetError, ConfigError, DataError, RollplexError, WaitError
 from rollplex.journal.phases import Phase
 from rollplex.protocol.common import Device, ErrorReport, Role
-from rollplex_coordinator.hub import Peer
-from rollplex_coordinator.link import WorkerDied, WorkerFailed
-from rollplex_coordinator.record import Record
-from rollplex_coordinator.supervisor import Supervisor
+from rollplex_coordinator.processes.hub import Peer
+from rollplex_coordinator.processes.link import WorkerDied, WorkerFailed
+from rollplex_coordinator.processes.supervisor import Supervisor
+from rollplex_coordinator.records.record import Record
 from rollplex_coordinator.telling import exit_code, told
 from support.core import FakeJournal
 

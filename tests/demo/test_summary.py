@@ -14,7 +14,7 @@ from rollplex.demo.result import Measured, Result
 from rollplex.demo.summary import result_lines, time_lines, verdict
 from rollplex.journal import events
 from rollplex.journal.phases import Phase
-from rollplex_coordinator.journal import Journal
+from rollplex_coordinator.records.journal import Journal
 
 WRITTEN = DemoFolder(
     config=Path("config.yaml"),

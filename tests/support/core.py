@@ -19,20 +19,20 @@ from rollplex.journal.phases import Phase
 from rollplex.memory.segment import backend
 from rollplex.protocol.common import Device, Kind, LeaseRef, Role, SegmentRef
 from rollplex.protocol.inputs import DataChecked, SourceChecked
-from rollplex_coordinator.budget import plan_memory
-from rollplex_coordinator.context import Context
-from rollplex_coordinator.feed import Feed, StepInputs
-from rollplex_coordinator.gate import Gate
-from rollplex_coordinator.holder import Holder
-from rollplex_coordinator.ledger import Ledger
-from rollplex_coordinator.link import Link
-from rollplex_coordinator.loading import standing
-from rollplex_coordinator.memory import Memory
-from rollplex_coordinator.plan import StepPlan, plan_step
-from rollplex_coordinator.record import Record
-from rollplex_coordinator.schedule import Mode, Schedule
-from rollplex_coordinator.sizes import Sizes
-from rollplex_coordinator.step import TrainStep
+from rollplex_coordinator.decisions.gate import Gate
+from rollplex_coordinator.decisions.ledger import Ledger
+from rollplex_coordinator.decisions.plan import StepPlan, plan_step
+from rollplex_coordinator.decisions.schedule import Mode, Schedule
+from rollplex_coordinator.memory.budget import plan_memory
+from rollplex_coordinator.memory.holder import Holder
+from rollplex_coordinator.memory.leasing import Memory
+from rollplex_coordinator.memory.sizes import Sizes
+from rollplex_coordinator.processes.link import Link
+from rollplex_coordinator.records.record import Record
+from rollplex_coordinator.steps.context import Context
+from rollplex_coordinator.steps.feed import Feed, StepInputs
+from rollplex_coordinator.steps.loading import standing
+from rollplex_coordinator.steps.step import TrainStep
 from support.workers import ROW_WIDTH, STOP_ID, FakeHub, Workers, named, prompts_of
 
 DEVICE = Device()

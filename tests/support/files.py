@@ -9,7 +9,7 @@ from typing import Any
 from tensorboardX.proto.event_pb2 import Event  # type: ignore[import-untyped]
 from tensorboardX.record_writer import masked_crc32c  # type: ignore[import-untyped]
 
-from rollplex_coordinator.completions import Completion
+from rollplex_coordinator.records.completions import Completion
 
 
 def events_in(run_dir: Path) -> list[Any]:

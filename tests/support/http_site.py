@@ -29,7 +29,7 @@ from rollplex_coordinator.http.views import (
     StatusView,
     WaitView,
 )
-from rollplex_coordinator.journal import Journal
+from rollplex_coordinator.records.journal import Journal
 
 TOKEN = "a-token-of-this-test-run-0123456789abcdef"  # noqa: S105 - of a server that lives as long as the test
 QUICK = StreamSettings(poll_s=0.01, keepalive_s=0.05, max_streams=3, batch_rows=7)

@@ -9,7 +9,7 @@ from typing import Any, Self
 from rollplex.journal import events
 from rollplex.journal.events import Event, UnitKind, encode, step_of, type_of
 from rollplex.protocol.common import Device, Kind, Role
-from rollplex_coordinator.journal_file import open_file
+from rollplex_coordinator.records.journal_file import open_file
 
 DEVICE = Device(node=0, index=0)
 WALL_S = 1_700_000_000.0

@@ -11,7 +11,7 @@ from typing import Self
 
 from rollplex.journal.events import Event, IterationDone, RunEnded, RunStarted
 from rollplex.protocol.claim import claim
-from rollplex_coordinator.journal import Journal
+from rollplex_coordinator.records.journal import Journal
 from support.http_site import QUICK, TOKEN, FakeControl, Site
 
 RUN = "r1"

@@ -21,9 +21,9 @@ from rollplex.protocol.handshake import Welcome, encode_handshake, identity
 from rollplex.worker.connection import connect_stream
 from rollplex.worker.messages import MessageThread
 from rollplex.worker.options import WorkerOptions
-from rollplex_coordinator.holder import Holder
-from rollplex_coordinator.hub import Hub
-from rollplex_coordinator.link import Link
+from rollplex_coordinator.memory.holder import Holder
+from rollplex_coordinator.processes.hub import Hub
+from rollplex_coordinator.processes.link import Link
 
 DEADLINE_S = 10.0
 ACK_S = 100.0

@@ -58,7 +58,7 @@ from rollplex.protocol.trainer import (
     UpdateVote,
     WholeTrained,
 )
-from rollplex_coordinator.hub import Arrived, Event, Joined, Peer
+from rollplex_coordinator.processes.hub import Arrived, Event, Joined, Peer
 
 ROW_WIDTH = 1176
 STOP_ID = 7

@@ -11,8 +11,8 @@ from rollplex.memory.segment import backend
 from rollplex.protocol.claim import Claim, claim
 from rollplex.protocol.common import Device, Role
 from rollplex.protocol.handshake import Welcome
-from rollplex_coordinator.holder import Holder
-from rollplex_coordinator.hub import Hub
+from rollplex_coordinator.memory.holder import Holder
+from rollplex_coordinator.processes.hub import Hub
 
 
 @pytest.fixture

@@ -28,8 +28,8 @@ from rollplex.worker.connection import connect_stream, watch
 from rollplex.worker.messages import CoordinatorGone, MessageThread
 from rollplex.worker.options import WorkerOptions
 from rollplex.worker.segments import Segments
-from rollplex_coordinator.holder import Holder
-from rollplex_coordinator.hub import Arrived, Event, Gone, Hub, Joined
+from rollplex_coordinator.memory.holder import Holder
+from rollplex_coordinator.processes.hub import Arrived, Event, Gone, Hub, Joined
 
 DEADLINE_S = 10.0
 

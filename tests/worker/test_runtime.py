@@ -28,7 +28,7 @@ from rollplex.protocol.common import (
     Role,
 )
 from rollplex.worker.runtime import report
-from rollplex_coordinator.hub import Arrived, Gone, Hub, Joined, Peer
+from rollplex_coordinator.processes.hub import Arrived, Gone, Hub, Joined, Peer
 from support.sockets import DEADLINE_S, WELCOME, open_hub
 
 HEAD = """

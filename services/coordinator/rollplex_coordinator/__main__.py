@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from rollplex_coordinator.options import parse_options
-from rollplex_coordinator.stop import Signals
+from rollplex_coordinator.processes.stop import Signals
 
 
 def main() -> int:

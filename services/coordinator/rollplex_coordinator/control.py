@@ -13,8 +13,10 @@ from rollplex.errors import StateError
 from rollplex.journal.events import CheckpointSaved, StopRequested, StopWhen
 from rollplex.journal.reader import Reader
 from rollplex.protocol.common import DigestReply, DigestRequest, Role
-from rollplex_coordinator.gate import Gate
-from rollplex_coordinator.history import iteration_view
+from rollplex_coordinator.decisions.gate import Gate
+from rollplex_coordinator.decisions.leases import LedgerView as Books
+from rollplex_coordinator.decisions.work import Work
+from rollplex_coordinator.http.history import iteration_view
 from rollplex_coordinator.http.views import (
     BudgetView,
     CheckpointView,
@@ -30,12 +32,10 @@ from rollplex_coordinator.http.views import (
     StatusView,
     WaitView,
 )
-from rollplex_coordinator.hub import Peer
-from rollplex_coordinator.leases import LedgerView as Books
-from rollplex_coordinator.memory import Memory
-from rollplex_coordinator.node import CHILDREN, DEVICE, WORKERS, Node
-from rollplex_coordinator.stop import StopRun
-from rollplex_coordinator.work import Work
+from rollplex_coordinator.memory.leasing import Memory
+from rollplex_coordinator.processes.hub import Peer
+from rollplex_coordinator.processes.node import CHILDREN, DEVICE, WORKERS, Node
+from rollplex_coordinator.processes.stop import StopRun
 
 HTTP = "http"
 CALL_S = 10.0

@@ -14,11 +14,11 @@ from rollplex.config.config import Config
 from rollplex.config.host import budget_bytes, less_overhead
 from rollplex.journal.phases import Phase
 from rollplex.protocol.inputs import DataChecked
-from rollplex_coordinator.budget import plan_memory, planned_blocks
-from rollplex_coordinator.loading import check_data, open_rewards
-from rollplex_coordinator.node import CHILDREN, DEVICE, Node
-from rollplex_coordinator.peaks import peaks_table, plan_peak
-from rollplex_coordinator.sizes import Sizes
+from rollplex_coordinator.decisions.peaks import peaks_table, plan_peak
+from rollplex_coordinator.memory.budget import plan_memory, planned_blocks
+from rollplex_coordinator.memory.sizes import Sizes
+from rollplex_coordinator.processes.node import CHILDREN, DEVICE, Node
+from rollplex_coordinator.steps.loading import check_data, open_rewards
 
 
 def dry_run(node: Node, wanted: int, limit_bytes: int) -> None:

@@ -14,20 +14,20 @@ from rollplex.config.host import budget_bytes, memory_limit_bytes
 from rollplex.config.wire import train_sampling
 from rollplex.journal.phases import Phase
 from rollplex.protocol.common import Role
-from rollplex_coordinator.budget import plan_memory
-from rollplex_coordinator.context import Context
 from rollplex_coordinator.control import CoreControl
-from rollplex_coordinator.feed import Feed
+from rollplex_coordinator.decisions.gate import Gate
+from rollplex_coordinator.decisions.ledger import Ledger
 from rollplex_coordinator.fingerprints import ModelFingerprint, fingerprints
-from rollplex_coordinator.gate import Gate
-from rollplex_coordinator.ledger import Ledger
-from rollplex_coordinator.loading import check_data, load_models, open_rewards
-from rollplex_coordinator.memory import Memory
-from rollplex_coordinator.node import DEVICE, Node
+from rollplex_coordinator.memory.budget import plan_memory
+from rollplex_coordinator.memory.leasing import Memory
+from rollplex_coordinator.memory.sizes import Sizes
 from rollplex_coordinator.options import Options
-from rollplex_coordinator.record import Record
+from rollplex_coordinator.processes.node import DEVICE, Node
+from rollplex_coordinator.records.record import Record
 from rollplex_coordinator.resuming import Resumption, judge_fingerprints
-from rollplex_coordinator.sizes import Sizes
+from rollplex_coordinator.steps.context import Context
+from rollplex_coordinator.steps.feed import Feed
+from rollplex_coordinator.steps.loading import check_data, load_models, open_rewards
 from rollplex_coordinator.telling import say
 from rollplex_coordinator.verify.check import choose_row
 

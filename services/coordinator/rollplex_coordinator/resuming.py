@@ -30,8 +30,8 @@ from rollplex.config.config import Config
 from rollplex.errors import CheckpointError, ConfigError
 from rollplex.latest import link_latest
 from rollplex.protocol.trainer import Restore
-from rollplex_coordinator.attempts import new_attempt
 from rollplex_coordinator.options import ResumeOptions
+from rollplex_coordinator.records.attempts import new_attempt
 
 CHECKPOINTS = "checkpoints"
 LOGS = ("journal.sqlite", "logs", "http.json")

@@ -29,23 +29,23 @@ from rollplex.journal.phases import Phase
 from rollplex.protocol.claim import Claim, claim
 from rollplex.protocol.common import Role
 from rollplex_coordinator.api import Api
-from rollplex_coordinator.attempts import set_aside
-from rollplex_coordinator.checkpointing import Checkpoints
-from rollplex_coordinator.context import Context
 from rollplex_coordinator.control import HTTP, CoreControl
+from rollplex_coordinator.decisions.work import Work
 from rollplex_coordinator.dry_run import dry_run
-from rollplex_coordinator.evaluate import Evaluation
-from rollplex_coordinator.iteration import Iteration
-from rollplex_coordinator.node import CHILDREN, WORKERS, Node
 from rollplex_coordinator.options import Options
+from rollplex_coordinator.processes.node import CHILDREN, WORKERS, Node
+from rollplex_coordinator.processes.stop import Signals, StopRun
 from rollplex_coordinator.progress import Progress, make_progress
 from rollplex_coordinator.ready import get_ready
+from rollplex_coordinator.records.attempts import set_aside
 from rollplex_coordinator.resuming import Resumption, evaluated, resume
 from rollplex_coordinator.startup import process_start_s, run_started
-from rollplex_coordinator.stop import Signals, StopRun
+from rollplex_coordinator.steps.checkpointing import Checkpoints
+from rollplex_coordinator.steps.context import Context
+from rollplex_coordinator.steps.evaluate import Evaluation
+from rollplex_coordinator.steps.iteration import Iteration
 from rollplex_coordinator.telling import EXIT_ERROR, exit_code, log_to_terminal, say, told
 from rollplex_coordinator.verify.check import checked, verify
-from rollplex_coordinator.work import Work
 
 MAX_RUN_NAME = 40
 

@@ -8,10 +8,10 @@ import sys
 from rollplex.errors import BudgetError, ConfigError, RollplexError
 from rollplex.journal.events import ErrorRaised
 from rollplex.worker.runtime import report
-from rollplex_coordinator.link import WorkerDied, WorkerFailed
-from rollplex_coordinator.orders import span
-from rollplex_coordinator.record import Record
-from rollplex_coordinator.supervisor import Supervisor
+from rollplex_coordinator.processes.link import WorkerDied, WorkerFailed
+from rollplex_coordinator.processes.supervisor import Supervisor
+from rollplex_coordinator.records.record import Record
+from rollplex_coordinator.steps.orders import span
 
 EXIT_ERROR = 1
 EXIT_CONFIG = 2

@@ -17,7 +17,7 @@ from rollplex.protocol.claim import Holder, holder_of
 
 _EXIT_REFUSED = 2
 _STOPPED = "stopped by "
-"""How the reason of a run begins that somebody stopped (`rollplex_coordinator.stop`)."""
+"""How the reason of a run begins that somebody stopped (`rollplex_coordinator.processes.stop`)."""
 _UNUSED = "no coordinator has worked here, or one is just being started"
 _SILENT = "it ended without a word: killed, or the machine went down"
 

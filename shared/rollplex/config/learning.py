@@ -69,6 +69,10 @@ class DataSection(Section):
     """Smaller images, and frames of videos, are scaled up to so many pixels. 0: as the model's processor files say."""
     max_pixels: Annotated[int, Field(ge=0, le=80_000_000)] = 0
     """Larger images, and frames of videos, are scaled down to so many pixels. 0: as the model's processor files say."""
+    video_fps: Annotated[float, Field(ge=0.001, le=1000.0)] = 2.0
+    """Frames taken of each second of a video file, evenly; not of videos that are lists of frames."""
+    max_frames: Annotated[int, Field(ge=2, le=4096)] = 64
+    """Most frames taken of one video file; of a longer one fewer a second."""
     on_bad_row: Literal["fail", "skip"] = "fail"
     """What a row that cannot be used does: end the run before it starts, or be left out (and counted)."""
 

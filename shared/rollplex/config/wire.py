@@ -109,6 +109,8 @@ def data_sources(config: Config) -> tuple[DataSource, ...]:
             chat_template="" if data.chat_template is None else str(data.chat_template),
             min_pixels=data.min_pixels,
             max_pixels=data.max_pixels,
+            video_fps=data.video_fps,
+            max_frames=data.max_frames,
         )
         for name, path, split, images in places
     )

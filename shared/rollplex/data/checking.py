@@ -7,17 +7,18 @@ what does not depend on one is checked. Does not know what is done about bad row
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import msgspec
 from msgspec import Struct
 
-from rollplex.data.images import Header, ImageFolder, name_of
-from rollplex.data.media import Clip, Place
+from rollplex.data.images import Header, ImageFolder
+from rollplex.data.media import Embedded, Place, Video
 from rollplex.data.patches import Grid, image_grid, video_grid
 from rollplex.data.processor import Rules
 from rollplex.data.prompts import PromptMaker, marks_in
 from rollplex.data.rows import Row, Rows, located
+from rollplex.data.videos import Videos
 from rollplex.errors import DataError
 
 
@@ -46,6 +47,7 @@ class RowChecker:
     Args:
         rows: the dataset.
         images: its images.
+        videos: its videos.
         maker: of the model's prompts; None: without a model.
         rules: of the model's images; None: without a model.
         max_prompt_tokens: longer prompts are bad rows; 0: no limit.
@@ -56,6 +58,7 @@ class RowChecker:
         self,
         rows: Rows,
         images: ImageFolder,
+        videos: Videos,
         *,
         maker: PromptMaker | None,
         rules: Rules | None,
@@ -64,6 +67,7 @@ class RowChecker:
     ) -> None:
         self._rows = rows
         self._images = images
+        self._videos = videos
         self._maker = maker
         self._rules = rules
         self._max_prompt_tokens = max_prompt_tokens
@@ -98,7 +102,7 @@ class RowChecker:
             digest.update(identity)
 
         images = [self._size(place, both) for place in row.images]
-        videos = [self._clip_size(clip, both) for clip in row.videos]
+        videos = [self._video_size(video, both) for video in row.videos]
         kinds = (("image", row.images), ("video", row.videos))
         facts = RowFacts(
             images=tuple(images),
@@ -129,26 +133,21 @@ class RowChecker:
         )
 
     def _size(self, place: Place, identify: Callable[[bytes], None]) -> tuple[int, int]:
-        header = self._headers.get(place) if isinstance(place, str) else None
-        if header is None:
-            header = self._images.header(place, decode=self._decode)
-            if isinstance(place, str):
-                self._headers[place] = header
+        header = self._header(place)
         identify(header.identity)
         return header.width, header.height
 
-    def _clip_size(self, clip: Clip, identify: Callable[[bytes], None]) -> tuple[int, int, int]:
-        sizes = [self._size(place, identify) for place in clip.frames]
-        check_same_size(clip.frames, sizes)
-        return (len(sizes), *sizes[0])
+    def _video_size(self, video: Video, identify: Callable[[bytes], None]) -> tuple[int, int, int]:
+        header = self._videos.header(video, self._header, decode=self._decode)
+        for identity in header.identities:
+            identify(identity)
+        return header.frames, header.width, header.height
 
-
-def check_same_size(frames: Sequence[Place], sizes: Sequence[tuple[int, int]]) -> None:
-    """Raises DataError if the frames of a video differ in width or height."""
-    for place, size in zip(frames, sizes, strict=True):
-        if size != sizes[0]:
-            raise DataError(
-                "The frames of a video differ in size",
-                got=f"{name_of(place)!r}, {size[0]} x {size[1]}",
-                needed=f"{sizes[0][0]} x {sizes[0][1]}, as its first frame",
-            )
+    def _header(self, place: Place) -> Header:
+        """Of an image; kept, as several rows may have it."""
+        if isinstance(place, Embedded):
+            return self._images.header(place, decode=self._decode)
+        header = self._headers.get(place)
+        if header is None:
+            header = self._headers[place] = self._images.header(place, decode=self._decode)
+        return header

@@ -113,10 +113,10 @@ class ImageFolder:
             DataError: the image cannot be used; the error says why, but not in which row.
         """
         name = name_of(place)
-        with self._open(place) as file, _pillow(file, name) as image:
+        with self.open(place) as file, _pillow(file, name) as image:
             turn = self._declared(image, name)
             width, height = image.size if turn < 5 else image.size[::-1]
-            ends = _Ends.of(file)
+            ends = Ends.of(file)
             if decode or not ends.whole(image.format):
                 _decode(image)
         return Header(width=width, height=height, identity=ends.identity())
@@ -128,13 +128,14 @@ class ImageFolder:
             DataError: as for `header`, or the pixels cannot be decoded.
         """
         name = name_of(place)
-        with self._open(place) as file, _pillow(file, name) as image:
+        with self.open(place) as file, _pillow(file, name) as image:
             turn = self._declared(image, name)
             _decode(image)
             upright = _rgb(image)
             return upright.transpose(_TURNS[turn]) if turn in _TURNS else upright
 
-    def _open(self, place: Place) -> IO[bytes]:
+    def open(self, place: Place) -> IO[bytes]:
+        """The encoded file itself, for reading. Raises DataError as `header`."""
         if isinstance(place, Embedded):
             file: IO[bytes] = io.BytesIO(place.data)
         else:
@@ -145,7 +146,7 @@ class ImageFolder:
             return file
         file.close()
         raise DataError(
-            "This image file is empty" if size == 0 else "This image file is too large",
+            "This file is empty" if size == 0 else "This file is too large",
             got=f"{name_of(place)!r}, {size} bytes",
             needed=f"1 to {MAX_FILE_BYTES} bytes",
         )
@@ -230,7 +231,7 @@ def _rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-class _Ends(Struct, frozen=True, kw_only=True):
+class Ends(Struct, frozen=True, kw_only=True):
     """The size of a file, and its first and last bytes."""
 
     size: int
@@ -238,7 +239,7 @@ class _Ends(Struct, frozen=True, kw_only=True):
     last: bytes
 
     @classmethod
-    def of(cls, file: IO[bytes]) -> _Ends:
+    def of(cls, file: IO[bytes]) -> Ends:
         size = file.seek(0, os.SEEK_END)
         pieces: list[bytes] = []
         for start in (0, max(0, size - END_BYTES)):

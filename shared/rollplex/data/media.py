@@ -3,6 +3,7 @@
     a path, relative to the image folder        "images/0001.png", {"path": …}, {"image": …}
     the file itself, in the row                  {"bytes": raw or base64}, raw bytes, "data:image/png;base64,…"
     one or several                               a value or a list of them; nothing and [] mean none
+    a video                                      such a file, or a list of its frames; {"video": …, "fps": …}
 
 Owns these forms. Whether a path may be opened is the rule of `rollplex.data.files`; what is in a file, that of
 `rollplex.data.images`.
@@ -27,7 +28,7 @@ DEFAULT_FPS = 2.0
 """As transformers' and Qwen's processors assume."""
 _DATA_URI = re.compile(r"data:[\w.+/-]*((?:;[\w.+=-]+)*),", re.ASCII)
 _IMAGE = 'a path, {"path": …} or {"bytes": …}'
-_VIDEO = "a list of its frames' paths"
+_VIDEO = "the path of a file, or a list of its frames' paths"
 
 
 class Embedded(Struct, frozen=True):
@@ -50,6 +51,17 @@ class Clip(Struct, frozen=True, kw_only=True):
     """Of the frames listed."""
 
 
+class Footage(Struct, frozen=True, kw_only=True):
+    """A video as a file."""
+
+    place: Place
+    fps: float | None = None
+    """Frames to take a second; None: as the configuration says."""
+
+
+Video: TypeAlias = Clip | Footage
+
+
 def images_of(value: object, column: str) -> tuple[Place, ...]:
     """The images of a row.
 
@@ -63,22 +75,24 @@ def images_of(value: object, column: str) -> tuple[Place, ...]:
     return tuple(_image(item, name) for item, name in _items(value, column, MAX_MEDIA, _IMAGE))
 
 
-def clips_of(value: object, column: str, fps: object) -> tuple[Clip, ...]:
-    """The videos of a row, each a list of frames.
+def videos_of(value: object, column: str, fps: object) -> tuple[Video, ...]:
+    """The videos of a row: files, or lists of frames.
 
     Args:
-        value: of the column.
+        value: of the column. In "video" a list of texts is the frames of the one video, else each is a file.
         column: its name, for errors.
         fps: of "video_fps": a number, one for each video, or nothing.
 
     Raises:
         DataError: a form that is none of those above.
     """
-    if value is None:
-        return _paced((), fps)
-    if not isinstance(value, list) or len(value) > MAX_MEDIA:
-        raise DataError(f'"{column}" has the wrong form', got=kind_of(value), needed="a list of lists of frames' paths")
-    return _paced(tuple(_frames(item, f'"{column}"[{index}]') for index, item in enumerate(value)), fps)
+    if column == "video" and isinstance(value, list) and all(isinstance(item, str) for item in value):
+        value = [value] if value else None
+    items = _items(value, column, MAX_MEDIA, _VIDEO)
+    rates = fps if isinstance(fps, list) else [fps] * len(items)
+    if len(rates) != len(items):
+        raise DataError('"video_fps" does not fit the videos', got=str(len(rates)), needed=f"{len(items)} or a number")
+    return tuple(_video(item, name, rate) for (item, name), rate in zip(items, rates, strict=True))
 
 
 def _items(value: object, column: str, most: int, needed: str) -> list[tuple[object, str]]:
@@ -140,29 +154,38 @@ def _decoded(text: str, name: str) -> bytes:
         raise DataError(f"{name} is not base64", got=f"{kind_of(text)}: {error}", needed="base64") from error
 
 
-def _frames(value: object, name: str) -> tuple[Place, ...]:
-    if not isinstance(value, list):
-        raise DataError(f"{name} has the wrong form", got=kind_of(value), needed=_VIDEO)
-    bare = name.replace('"', "")
-    frames = tuple(_image(item, f"{name}[{index}]") for index, item in enumerate(value[: MAX_FRAMES + 1]))
-    if not frames:
+def _video(value: object, name: str, rate: object) -> Video:
+    """A list of frames, a file, or an object of one of them as verl and Qwen have it: {"video": …, "fps": 2}."""
+    fps = _rate(rate)
+    match value:
+        case {"video": inner, **more} if set(_held(more)) <= {"fps", "type"}:
+            return _video(inner, name, more.get("fps", rate))
+        case list():
+            return Clip(frames=_frames(value, name), fps=DEFAULT_FPS if fps is None else fps)
+        case str() | bytes():
+            return Footage(place=_image(value, name), fps=fps)
+        case dict() if set(_held(value)) <= {"bytes", "path"}:
+            return Footage(place=_image_object(cast("Mapping[str, object]", value), name), fps=fps)
+        case _:
+            raise DataError(f"{name} has the wrong form", got=kind_of(value), needed=_VIDEO)
+
+
+def _held(fields: Mapping[str, object]) -> dict[str, object]:
+    return {key: value for key, value in fields.items() if value is not None}
+
+
+def _rate(number: object) -> float | None:
+    if number is None:
+        return None
+    if not isinstance(number, int | float) or isinstance(number, bool) or not 1e-3 <= number <= 1e3:
+        raise DataError('"video_fps" cannot be used', got=repr(number), needed="a number from 0.001 to 1000")
+    return float(number)
+
+
+def _frames(value: list[object], name: str) -> tuple[Place, ...]:
+    if not value:
+        bare = name.replace('"', "")
         raise DataError("A video has no frames", got=f"{bare} is empty", needed="one path a frame")
-    if len(frames) > MAX_FRAMES:
+    if len(value) > MAX_FRAMES:
         raise DataError(f"{name} is too long", got=str(len(value)), needed=f"at most {MAX_FRAMES}")
-    return frames
-
-
-def _paced(videos: tuple[tuple[Place, ...], ...], fps: object) -> tuple[Clip, ...]:
-    """Videos with their frames per second."""
-    values = fps if isinstance(fps, list) else [fps] * len(videos)
-    if len(values) != len(videos):
-        raise DataError(
-            '"video_fps" does not fit the videos', got=str(len(values)), needed=f"{len(videos)} or a number"
-        )
-    clips: list[Clip] = []
-    for frames, value in zip(videos, values, strict=True):
-        number = DEFAULT_FPS if value is None else value
-        if not isinstance(number, int | float) or isinstance(number, bool) or not 1e-3 <= number <= 1e3:
-            raise DataError('"video_fps" cannot be used', got=repr(number), needed="a number from 0.001 to 1000")
-        clips.append(Clip(frames=frames, fps=float(number)))
-    return tuple(clips)
+    return tuple(_image(item, f"{name}[{index}]") for index, item in enumerate(value))

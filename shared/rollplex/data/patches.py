@@ -12,7 +12,7 @@ Knows nothing of files, rows or tokens.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -121,16 +121,25 @@ def image_patches(image: Image.Image, rules: PixelRules) -> Patches:
     return Patches(grid=grid, raw=_cut(_scaled(image, grid, rules)[None], grid, rules), rules=rules)
 
 
-def video_patches(frames: Sequence[Image.Image], rules: PixelRules) -> Patches:
-    """Scale and patch the frames of one video, all of mode RGB and of one size.
+def frame_patches(frames: Iterable[Image.Image], grid: Grid, rules: PixelRules) -> Patches:
+    """Scale and patch the frames of one video, each as it comes, all of mode RGB.
 
     transformers scales video frames with torchvision, images with Pillow; here both are scaled with Pillow, so that one
     video frame twice is the image.
+
+    Args:
+        frames: as many as the grid was made for.
+        grid: of `video_grid`.
+        rules: of videos.
     """
-    grid = video_grid(len(frames), frames[0].height, frames[0].width, rules)
     scaled = [_scaled(frame, grid, rules) for frame in frames]
     scaled += [scaled[-1]] * (grid.frames * rules.temporal_patch - len(scaled))
     return Patches(grid=grid, raw=_cut(np.stack(scaled), grid, rules), rules=rules)
+
+
+def video_patches(frames: Sequence[Image.Image], rules: PixelRules) -> Patches:
+    """Scale and patch the frames of one video, all of mode RGB and of one size."""
+    return frame_patches(frames, video_grid(len(frames), frames[0].height, frames[0].width, rules), rules)
 
 
 def normalisation(rules: PixelRules) -> Floats:

@@ -5,17 +5,16 @@ Knows neither checks nor segments.
 
 from __future__ import annotations
 
-from rollplex.data.checking import check_same_size
 from rollplex.data.images import ImageFolder
 from rollplex.data.inputs import Prepared
-from rollplex.data.media import Clip
-from rollplex.data.patches import Patches, image_patches, video_patches
-from rollplex.data.processor import PixelRules, Rules
+from rollplex.data.patches import Patches, image_patches
+from rollplex.data.processor import Rules
 from rollplex.data.prompts import PromptMaker
 from rollplex.data.rows import Row
+from rollplex.data.videos import Videos
 
 
-def prepare_row(row: Row, images: ImageFolder, maker: PromptMaker, rules: Rules) -> Prepared:
+def prepare_row(row: Row, images: ImageFolder, videos: Videos, maker: PromptMaker, rules: Rules) -> Prepared:
     """Decode, patch and tokenize one row.
 
     Raises:
@@ -23,7 +22,7 @@ def prepare_row(row: Row, images: ImageFolder, maker: PromptMaker, rules: Rules)
     """
     skeleton = maker.skeleton(row)
     patched = iter(image_patches(images.load(place), rules.image) for place in row.images)
-    clips = iter(_video(clip, images, rules.video) for clip in row.videos)
+    clips = iter(videos.patches(video, rules.video) for video in row.videos)
     media: list[Patches] = []
     seconds: list[float | None] = []
     for kind in skeleton.kinds:
@@ -36,10 +35,3 @@ def prepare_row(row: Row, images: ImageFolder, maker: PromptMaker, rules: Rules)
             seconds.append(rules.video.temporal_patch / fps)
     prompt = maker.finish(skeleton, [patches.grid for patches in media], seconds)
     return Prepared(row=row.number, prompt=prompt, media=tuple(media))
-
-
-def _video(clip: Clip, images: ImageFolder, rules: PixelRules) -> tuple[Patches, float]:
-    """The patches of a video, and its frames per second."""
-    pictures = [images.load(place) for place in clip.frames]
-    check_same_size(clip.frames, [picture.size for picture in pictures])
-    return video_patches(pictures, rules), clip.fps

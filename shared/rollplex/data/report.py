@@ -25,6 +25,7 @@ from rollplex.data.prompts import PromptMaker
 from rollplex.data.rows import Row, Rows
 from rollplex.data.source import model_of
 from rollplex.data.tokenizer import TextTokenizer
+from rollplex.data.videos import Videos, videos_of_source
 from rollplex.errors import DataError
 from rollplex.protocol.inputs import DataSource
 
@@ -124,8 +125,13 @@ def examine(source: DataSource, model: Path | None, *, decode: bool) -> Report:
     rows = Rows.of(source)
     maker, rules = (None, None) if model is None else model_of(source, model, TextTokenizer(model))
     images = ImageFolder(Path(source.image_dir), source.max_image_pixels)
+    videos = (
+        videos_of_source(source, images)
+        if rules is None
+        else videos_of_source(source, images, rules.video.temporal_patch)
+    )
     checker = RowChecker(
-        rows, images, maker=maker, rules=rules, max_prompt_tokens=source.max_prompt_tokens, decode=decode
+        rows, images, videos, maker=maker, rules=rules, max_prompt_tokens=source.max_prompt_tokens, decode=decode
     )
     digest = hashlib.blake2b(rows.digest, digest_size=32)
     noticed, problems = Noticed(), _Problems()
@@ -163,7 +169,7 @@ def examine(source: DataSource, model: Path | None, *, decode: bool) -> Report:
         video_frames=histogram(tally.frames),
         prompt_tokens=histogram(tally.tokens) if maker is not None else None,
         media_tokens=histogram(tally.media_tokens) if maker is not None else None,
-        first=_first(rows.row(good[0]), images, maker, rules) if good else None,
+        first=_first(rows.row(good[0]), images, videos, maker, rules) if good else None,
     )
 
 
@@ -237,8 +243,8 @@ class _Problems:
             self.listed.append(Problem(row=row, **parts))
 
 
-def _first(row: Row, images: ImageFolder, maker: PromptMaker | None, rules: Rules | None) -> First:
+def _first(row: Row, images: ImageFolder, videos: Videos, maker: PromptMaker | None, rules: Rules | None) -> First:
     if maker is None or rules is None:
         return First(row=row.number, text=msgspec.json.encode(row.prompt).decode())
-    prompt = prepare_row(row, images, maker, rules).prompt
+    prompt = prepare_row(row, images, videos, maker, rules).prompt
     return First(row=row.number, text=maker.render(row), tokens=len(prompt.ids), marked=maker.marked(prompt.ids))

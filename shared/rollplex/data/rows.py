@@ -2,7 +2,7 @@
 
     prompt      text, or a conversation: [{"role": …, "content": text or parts}, …]           required
     images      places of images, in the order of their placeholders                          optional
-    videos      for each video its frames                                                     optional
+    videos      for each video its file, or its frames                                        optional
     columns     what goes to the reward functions: all of the row but the prompt, and what
                 the shape adds under the name that such functions know
 
@@ -18,7 +18,7 @@ import msgspec
 
 from rollplex.data.columns import columns_of
 from rollplex.data.format_prompt import FormatPrompt
-from rollplex.data.media import Clip, Place, clips_of, images_of
+from rollplex.data.media import Place, Video, images_of, videos_of
 from rollplex.data.messages import Messages, checked_prompt
 from rollplex.data.renames import rename_to
 from rollplex.data.shapes.base import IMAGE_COLUMNS, VIDEO_COLUMNS, Shape
@@ -39,7 +39,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     prompt: str | Messages
     images: tuple[Place, ...]
-    videos: tuple[Clip, ...]
+    videos: tuple[Video, ...]
     columns: dict[str, object]
     """For the reward functions."""
 
@@ -183,7 +183,7 @@ class _Form:
             number=number,
             prompt=self._prompt(view),
             images=images_of(view.get(images), self._name(images)),
-            videos=clips_of(view.get(videos), self._name(videos), view.get("video_fps")),
+            videos=videos_of(view.get(videos), self._name(videos), view.get("video_fps")),
             columns=self._columns(view, fields),
         )
 

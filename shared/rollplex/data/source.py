@@ -21,6 +21,7 @@ from rollplex.data.processor import Rules, read_rules
 from rollplex.data.prompts import PromptMaker
 from rollplex.data.rows import Rows, located
 from rollplex.data.tokenizer import TextTokenizer
+from rollplex.data.videos import videos_of_source
 from rollplex.errors import DataError
 from rollplex.layout.shape import read_shape
 from rollplex.protocol.inputs import DataSource, SourceChecked
@@ -44,9 +45,11 @@ class Source:
         self._rules = rules
         self._rows = Rows.of(source)
         self._images = ImageFolder(Path(source.image_dir), source.max_image_pixels)
+        self._videos = videos_of_source(source, self._images, rules.video.temporal_patch)
         self._checker = RowChecker(
             self._rows,
             self._images,
+            self._videos,
             maker=maker,
             rules=rules,
             max_prompt_tokens=source.max_prompt_tokens,
@@ -85,7 +88,7 @@ class Source:
         """
         row = self._rows.row(number)
         try:
-            prepared = prepare_row(row, self._images, self._maker, self._rules)
+            prepared = prepare_row(row, self._images, self._videos, self._maker, self._rules)
             self._compare(prepared)
         except DataError as error:
             raise located(error, self._rows.where(number)) from error

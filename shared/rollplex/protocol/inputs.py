@@ -58,6 +58,10 @@ class DataSource(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Of an image, or a frame of a video, after scaling. 0: as the model's processor files say."""
     max_pixels: Count = 0
     """Likewise."""
+    video_fps: Annotated[float, Meta(ge=0.001, le=1000.0)] = 2.0
+    """Frames taken of a second of a video file."""
+    max_frames: Annotated[int, Meta(ge=2, le=4096)] = 64
+    """Of one video file."""
 
 
 # coordinator -> input, once: open the datasets and check every row (JSON, fields, files, image headers, token counts).

@@ -17,7 +17,7 @@ from rollplex.journal.events import (
     UpdateCommitted,
 )
 from rollplex.protocol.common import ErrorReport
-from rollplex_coordinator.metrics import Metrics
+from rollplex_coordinator.http.metrics import Metrics
 from support.http_site import Site
 
 MakeSite = Callable[..., "Site"]
@@ -122,8 +122,8 @@ def test_a_core_that_does_not_answer_is_shown_and_the_rest_too(make_site: MakeSi
 
 
 def test_a_long_journal_is_read_over_several_scrapes(make_site: MakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rollplex_coordinator.metrics.MAX_EVENTS", 4)
-    monkeypatch.setattr("rollplex_coordinator.metrics._BATCH", 2)
+    monkeypatch.setattr("rollplex_coordinator.http.metrics.MAX_EVENTS", 4)
+    monkeypatch.setattr("rollplex_coordinator.http.metrics._BATCH", 2)
     site = make_site()
     fill(site)
     with site.client() as client:

@@ -18,10 +18,10 @@ from rollplex_coordinator.http.control import Control
 from rollplex_coordinator.http.deps import Parts, keep
 from rollplex_coordinator.http.guard import Guard
 from rollplex_coordinator.http.health import Health
+from rollplex_coordinator.http.metrics import Metrics
 from rollplex_coordinator.http.routers import checkpoints, events, health, iterations, ledger, metrics, run, services
 from rollplex_coordinator.http.streams import Streams, StreamSettings
 from rollplex_coordinator.http.views import ErrorBody
-from rollplex_coordinator.metrics import Metrics
 
 DESCRIPTION = (
     "Control of one Rollplex run. Every address but /healthz needs the header Authorization: Bearer <token>; "

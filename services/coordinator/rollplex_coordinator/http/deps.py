@@ -9,8 +9,8 @@ from msgspec import Struct
 
 from rollplex_coordinator.http.control import Control
 from rollplex_coordinator.http.health import Health
+from rollplex_coordinator.http.metrics import Metrics
 from rollplex_coordinator.http.streams import Streams
-from rollplex_coordinator.metrics import Metrics
 
 
 class Parts(Struct, frozen=True, kw_only=True):

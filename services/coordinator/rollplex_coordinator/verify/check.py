@@ -17,12 +17,12 @@ from rollplex.layout.parameters import gradient_table
 from rollplex.protocol.common import Kind, Role
 from rollplex.protocol.inputs import DataChecked
 from rollplex.verify.report import Comparison, GradientDifference, LogprobDifference, Report, write
-from rollplex_coordinator.budget import COMPARER
-from rollplex_coordinator.context import Context
-from rollplex_coordinator.feed import StepInputs
-from rollplex_coordinator.holder import Holder
-from rollplex_coordinator.memory import Want
+from rollplex_coordinator.memory.budget import COMPARER
+from rollplex_coordinator.memory.holder import Holder
+from rollplex_coordinator.memory.leasing import Want
 from rollplex_coordinator.options import VerifyOptions
+from rollplex_coordinator.steps.context import Context
+from rollplex_coordinator.steps.feed import StepInputs
 from rollplex_coordinator.telling import say
 from rollplex_coordinator.verify.compare import compare_gradients, compare_logprobs
 from rollplex_coordinator.verify.gradients import Float64s, Gradients, read_only

@@ -34,12 +34,12 @@ from rollplex.protocol.trainer import (
     UpdateVote,
     WholeTrained,
 )
-from rollplex_coordinator.context import Context
-from rollplex_coordinator.feed import StepInputs
-from rollplex_coordinator.gathered import Gathered
-from rollplex_coordinator.orders import Orders
-from rollplex_coordinator.plan import plan_step
-from rollplex_coordinator.schedule import Train
+from rollplex_coordinator.decisions.plan import plan_step
+from rollplex_coordinator.decisions.schedule import Train
+from rollplex_coordinator.steps.context import Context
+from rollplex_coordinator.steps.feed import StepInputs
+from rollplex_coordinator.steps.gathered import Gathered
+from rollplex_coordinator.steps.orders import Orders
 from rollplex_coordinator.verify.gradients import Float64s
 
 READERS = (Role.PREFIX, Role.ROLLOUT)

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Response
 from fastapi.responses import PlainTextResponse
 
 from rollplex_coordinator.http.deps import PartsDep
-from rollplex_coordinator.metrics import CONTENT_TYPE
+from rollplex_coordinator.http.metrics import CONTENT_TYPE
 
 router = APIRouter(tags=["metrics"])
 

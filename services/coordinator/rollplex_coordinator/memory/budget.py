@@ -1,0 +1,119 @@
+"""Whether a configuration fits, before anything is loaded: planned blocks, and the reservations that follow.
+
+Owns which blocks a configuration will ask for and in which phases they live. Sizes come from `sizes`, arithmetic and
+the table from `peaks`.
+"""
+
+from __future__ import annotations
+
+from rollplex.config.config import Config
+from rollplex.journal.phases import WORKING_PHASES, Phase
+from rollplex.protocol.common import Device, Kind, Role
+from rollplex.protocol.inputs import DataChecked
+from rollplex_coordinator.decisions.leases import Reservation
+from rollplex_coordinator.decisions.peaks import PlannedBlock, check_fits
+from rollplex_coordinator.memory.sizes import ROLLOUT_KV, SCORE_WORKSPACE, TRAIN_WORKSPACE, Sizes
+
+ALWAYS = frozenset(WORKING_PHASES)
+COMPARER = "coordinator"
+"""Who holds one pass's gradients during a verification."""
+
+
+def plan_memory(
+    config: Config, sizes: Sizes, data: DataChecked, device: Device, budget_bytes: int
+) -> tuple[Reservation, ...]:
+    """Check that everything fits in turn.
+
+    Args:
+        config, sizes, data, device: as `planned_blocks` takes them.
+        budget_bytes: what leases may take: the budget without `memory.overhead` (`rollplex.config.host.budget_bytes`).
+
+    Returns:
+        The standing claims for private blocks without which work cannot go on.
+
+    Raises:
+        BudgetError: even one prefix unit at a time does not fit; shows the table.
+    """
+    bounds = sizes.bounds(data)
+    check_fits(planned_blocks(config, sizes, data, device), {device: budget_bytes}, config.memory.overhead)
+    return tuple(
+        Reservation(name=name, device=device, size_bytes=bounds[name], phases=phases)
+        for name, _, _, phases in _reserved(config)
+    )
+
+
+def planned_blocks(config: Config, sizes: Sizes, data: DataChecked, device: Device) -> list[PlannedBlock]:
+    """Every block that the configuration will ask for, as large as it can become.
+
+    Args:
+        config: of the run.
+        sizes: of its blocks.
+        data: what the check of the data counted.
+        device: where all of it lives.
+    """
+    bounds = sizes.bounds(data)
+    blocks = [
+        PlannedBlock(device=device, kind=kind, owner=owner, purpose=purpose, size_bytes=size, phases=ALWAYS)
+        for kind, owner, purpose, size in _standing(config, sizes, bounds[Kind.INPUTS])
+    ]
+    blocks += [
+        PlannedBlock(device=device, kind=kind, owner=owner, purpose=name, size_bytes=bounds[name], phases=phases)
+        for name, kind, owner, phases in _reserved(config)
+    ]
+    return blocks + _units(config, device, bounds)
+
+
+def _reserved(config: Config) -> list[tuple[str, Kind, Role, frozenset[Phase]]]:
+    """Private blocks without which work cannot go on: name, kind, owner, phases."""
+    stream = config.run.schedule == "stream"
+    score = frozenset({Phase.ROLLOUT, Phase.SCORE} if stream else {Phase.SCORE})
+    reserved = [
+        (ROLLOUT_KV, Kind.ROLLOUT_KV, Role.ROLLOUT, frozenset({Phase.ROLLOUT, Phase.EVAL})),
+        (TRAIN_WORKSPACE, Kind.WORKSPACE, Role.TRAINER, score | {Phase.SCORE, Phase.TRAIN}),
+    ]
+    if config.needs_reference:
+        reserved.append((SCORE_WORKSPACE, Kind.WORKSPACE, Role.PREFIX, score))
+    return reserved
+
+
+def _standing(config: Config, sizes: Sizes, inputs_bytes: int) -> list[tuple[Kind, str, str, int]]:
+    """What is there from LOAD to the end: kind, owner, purpose, bytes."""
+    standing: list[tuple[Kind, str, str, int]] = [
+        (Kind.ACTOR_WEIGHTS, Role.TRAINER, "one copy, mapped by all", sizes.table.total_bytes),
+        (Kind.GRADIENTS, Role.TRAINER, "of suffixes", sizes.gradient_bytes),
+        (Kind.GRADIENTS, Role.PREFIX, "of prefixes", sizes.gradient_bytes),
+        (Kind.OPTIMIZER_STATE, Role.TRAINER, config.optimizer.name, sizes.optimizer_bytes),
+        (Kind.INPUTS, Role.INPUT, "this step", inputs_bytes),
+        (Kind.INPUTS, Role.INPUT, "next step", inputs_bytes),
+    ]
+    if config.eval:
+        standing.append((Kind.INPUTS, Role.INPUT, "evaluation", inputs_bytes))
+    if config.needs_reference:
+        standing.append((Kind.REFERENCE_WEIGHTS, Role.TRAINER, "trainable parts", sizes.reference_bytes))
+    if sizes.whole:
+        standing.append((Kind.GRADIENTS, COMPARER, "a copy to compare with", sizes.gradient_bytes))
+    return standing
+
+
+def _units(config: Config, device: Device, bounds: dict[str, int]) -> list[PlannedBlock]:
+    """One entry per prefix unit of a step and model: the blocks that are asked for together."""
+    score, train = frozenset({Phase.ROLLOUT, Phase.SCORE}), frozenset({Phase.ROLLOUT, Phase.SCORE, Phase.TRAIN})
+    count = -(-config.data.prompts_per_iteration // config.prefix_prompts)
+    blocks = []
+    for index in range(count):
+        if config.needs_reference:
+            blocks.append((Kind.REFERENCE_PREFIX_KV, score, f"reference prefix unit {index}"))
+        blocks.append((Kind.PREFIX_ACTIVATIONS, train, f"actor prefix unit {index}"))
+        blocks.append((Kind.ACTOR_PREFIX_KV, train, f"actor prefix unit {index}"))
+    return [
+        PlannedBlock(
+            device=device,
+            kind=kind,
+            owner=Role.PREFIX,
+            purpose=unit,
+            size_bytes=bounds[kind],
+            phases=phases,
+            unit=unit,
+        )
+        for kind, phases, unit in blocks
+    ]

@@ -1,0 +1,265 @@
+"""How large each block is, from shapes: the ledger's requests, and the plan that refuses what cannot fit.
+
+Owns the mapping from units to `rollplex.memory.predict`. The same functions give the exact size of a unit in a step and
+the upper bound over the checked data, so that a plan that fits cannot fail later. No torch.
+
+    block                       size                                                      alive
+    --------------------------  --------------------------------------------------------  -----------------------------
+    rollout K/V                 prompts once + samples' own keys and values               ROLLOUT, EVAL
+    reference prefix K/V        K, V, last hidden state                                   forward .. group scored
+    actor prefix activations    what autograd keeps, with K and V                         forward .. prefix backward
+    actor prefix K/V segment    K, V, last hidden state, and their gradients              forward .. prefix backward
+    score workspace             logits scratch of one chunk                               one suffix unit
+    train workspace             what autograd keeps of the suffix, and logits scratch     one suffix unit
+      of a verification         the same of one whole sequence, if that is more           one sequence
+    inputs                      ids, positions, pixel rows of a step; two steps at once   making .. its step's end
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rollplex.config.config import Config
+from rollplex.journal.phases import Phase
+from rollplex.layout.optimizer import optimizer_table
+from rollplex.layout.parameters import gradient_table, parameter_table, reference_table
+from rollplex.layout.shape import read_shape
+from rollplex.memory.predict import (
+    Grid,
+    kv_bytes,
+    kv_segment_bytes,
+    logits_bytes,
+    prefix_activation_bytes,
+    rollout_kv_bytes,
+    scored_rows,
+    suffix_saved_bytes,
+    whole_logits_bytes,
+    whole_saved_bytes,
+)
+from rollplex.protocol.common import Kind, PromptSlot, Responses, Role
+from rollplex.protocol.inputs import DataChecked, SourceChecked
+from rollplex.protocol.prefix import Which
+from rollplex.protocol.rollout import Sampling
+from rollplex_coordinator.memory.leasing import Want
+
+ROLLOUT_KV = "rollout K/V"
+SCORE_WORKSPACE = "score workspace"
+TRAIN_WORKSPACE = "train workspace"
+
+
+class Sizes:
+    """Block sizes of one configuration and model.
+
+    Args:
+        whole: whole sequences are trained too (`rollplex verify`).
+
+    Raises:
+        ModelError: a model folder that cannot be used.
+    """
+
+    def __init__(self, config: Config, *, whole: bool = False) -> None:
+        self._config = config
+        self.whole = whole
+        self._stream = config.run.schedule == "stream"
+        self.shape = read_shape(config.model.path)
+        self.dtype = config.model.dtype
+        self.table = parameter_table(self.shape, dtype=self.dtype, freeze_vision=config.model.freeze_vision)
+        self.gradient_bytes = gradient_table(self.table).total_bytes
+        self.reference_bytes = reference_table(self.table).total_bytes
+        optimizer = config.optimizer
+        self.optimizer_bytes = optimizer_table(self.table, name=optimizer.name, momentum=optimizer.momentum).total_bytes
+        self.copies = 1 if config.run.share_prefix else config.rollout.group_size
+
+    # --- exact sizes, of a unit in a step -------------------------------------------------------------------------
+
+    def rollout_kv(self, prompts: Sequence[PromptSlot], sampling: Sampling, unit: int) -> Want:
+        """K/V of one decode unit, training or evaluation."""
+        training = sampling.temperature > 0
+        phase = Phase.ROLLOUT if training else Phase.EVAL
+        return Want(
+            kind=Kind.ROLLOUT_KV,
+            size_bytes=self._rollout_kv_bytes(
+                len(prompts), _longest(prompts), sampling.group_size, _longest_response(sampling)
+            ),
+            owner=Role.ROLLOUT,
+            last_consumer=Role.ROLLOUT,
+            first=phase,
+            last=phase,
+            purpose=f"K/V of decode unit {unit}",
+            reservation=ROLLOUT_KV,
+        )
+
+    def prefix_unit(self, which: Which, prompts: Sequence[PromptSlot], unit: int) -> tuple[Want, ...]:
+        """What one prefix unit holds from its forward on: private memory first, then the actor's segment."""
+        rows, tokens = len(prompts) * self.copies, _longest(prompts)
+        if which is Which.REFERENCE:
+            size = kv_bytes(self.shape, rows=rows, tokens=tokens, dtype=self.dtype)
+            return (self._prefix(Kind.REFERENCE_PREFIX_KV, size, Phase.SCORE, f"reference K/V of prefix unit {unit}"),)
+        grids = [(m.frames, m.height, m.width) for p in prompts for m in p.media for _ in range(self.copies)]
+        activations = self._prefix(
+            Kind.PREFIX_ACTIVATIONS,
+            self._activation_bytes(rows, tokens, grids),
+            Phase.TRAIN,
+            f"activations of prefix unit {unit}",
+        )
+        segment = Want(
+            kind=Kind.ACTOR_PREFIX_KV,
+            size_bytes=kv_segment_bytes(self.shape, rows=rows, tokens=tokens, dtype=self.dtype),
+            owner=Role.PREFIX,
+            last_consumer=Role.TRAINER,
+            first=Phase.ROLLOUT,
+            last=Phase.TRAIN,
+            purpose=f"actor K/V and gradients of prefix unit {unit}",
+            segment=True,
+        )
+        return (activations, segment)
+
+    def score_workspace(self, responses: Sequence[Responses], unit: int) -> Want:
+        """Scratch of one reference scoring."""
+        lengths = [length for r in responses for length in r.lengths]
+        return Want(
+            kind=Kind.WORKSPACE,
+            size_bytes=self._logits_bytes(len(responses) * self.copies, lengths),
+            owner=Role.PREFIX,
+            last_consumer=Role.PREFIX,
+            first=Phase.ROLLOUT if self._stream else Phase.SCORE,
+            last=Phase.SCORE,
+            purpose=f"scoring of suffix unit {unit}",
+            reservation=SCORE_WORKSPACE,
+        )
+
+    def train_workspace(
+        self, prompts: Sequence[PromptSlot], responses: Sequence[Responses], unit: int
+    ) -> tuple[Want, Want]:
+        """Of one suffix unit: what its graph holds, and scratch for logits."""
+        lengths = [length for r in responses for length in r.lengths]
+        saved = self._suffix_bytes(len(responses) * self.copies, _longest(prompts), lengths)
+        return (
+            self._workspace(saved, f"graph of suffix unit {unit}"),
+            self._workspace(self._logits_bytes(len(responses) * self.copies, lengths), f"logits of suffix unit {unit}"),
+        )
+
+    def whole_workspace(self, prompt: PromptSlot, responses: Responses) -> tuple[Want, Want]:
+        """Of one whole sequence, the group's longest: what its graph holds, and scratch for logits."""
+        longest = max(responses.lengths)
+        grids = [(m.frames, m.height, m.width) for m in prompt.media]
+        return (
+            self._workspace(self._whole_bytes(prompt.tokens + longest, grids), "graph of a whole sequence"),
+            self._workspace(self._whole_logits_bytes(longest), "logits of a whole sequence"),
+        )
+
+    # --- upper bounds, over the checked data ----------------------------------------------------------------------
+
+    def bounds(self, data: DataChecked) -> dict[str, int]:
+        """The largest that each kind of unit block can become, by name."""
+        config = self._config
+        train = data.sources[0]
+        samples, longest = config.rollout.group_size, config.rollout.max_new_tokens
+        if config.rollout.forced_lengths:
+            longest = max(config.rollout.forced_lengths)
+        tokens, prompts = train.max_prompt_tokens, config.prefix_prompts
+        rows = prompts * self.copies
+        # The one shape that a bound cannot know: media of unequal sizes cost an extra copy, so one odd image is added,
+        # with sequences of another length than the others' in whole frames and in windows.
+        width = max(2, train.max_media_rows // 2)
+        grids = [(1, 2, width)] * (rows if train.max_media_rows else 0)
+        grids += [(1, 2, 2) if width > 2 else (1, 4, 2)] if grids else []
+        # Responses of unequal length cost padding masks, those of the same length more tokens: the larger counts.
+        full = [longest] * (config.suffix_prompts * samples)
+        ragged = [*full[1:], max(1, longest - 1)]
+        suffix_rows = config.suffix_prompts * self.copies
+        rollouts = [self._rollout_kv_bytes(config.decode_prompts, tokens, samples, longest)]
+        rollouts += [
+            self._rollout_kv_bytes(
+                config.data.prompts_per_iteration, s.max_prompt_tokens, 1, config.rollout.max_new_tokens
+            )
+            for s in data.sources[1:]
+        ]
+        logits = self._logits_bytes(suffix_rows, full)
+        training = logits + max(self._suffix_bytes(suffix_rows, tokens, n) for n in (full, ragged))
+        if self.whole:
+            one = [(1, 2, width), grids[-1]] if grids else []
+            training = max(training, self._whole_bytes(tokens + longest, one) + self._whole_logits_bytes(longest))
+        return {
+            ROLLOUT_KV: max(rollouts),
+            SCORE_WORKSPACE: logits,
+            TRAIN_WORKSPACE: training,
+            Kind.REFERENCE_PREFIX_KV: kv_bytes(self.shape, rows=rows, tokens=tokens, dtype=self.dtype),
+            Kind.PREFIX_ACTIVATIONS: self._activation_bytes(rows, tokens, grids),
+            Kind.ACTOR_PREFIX_KV: kv_segment_bytes(self.shape, rows=rows, tokens=tokens, dtype=self.dtype),
+            Kind.INPUTS: max(self._inputs_bytes(config.data.prompts_per_iteration, s, data) for s in data.sources),
+        }
+
+    # --- formulas -------------------------------------------------------------------------------------------------
+
+    def _inputs_bytes(self, prompts: int, source: SourceChecked, data: DataChecked) -> int:
+        """ids and three position rows (int64) and pixel rows (float32) of each prompt, each part 64-byte aligned."""
+        numbers = source.max_prompt_tokens * 4 * 8 + source.max_media_rows * data.row_width * 4
+        return prompts * (numbers + 64 * (2 + source.max_media_tokens))
+
+    def _rollout_kv_bytes(self, prompts: int, tokens: int, samples: int, longest: int) -> int:
+        return rollout_kv_bytes(
+            self.shape, rows=prompts, tokens=tokens, samples=samples, max_new_tokens=longest, dtype=self.dtype
+        )
+
+    def _activation_bytes(self, rows: int, tokens: int, grids: Sequence[Grid]) -> int:
+        return prefix_activation_bytes(
+            self.shape,
+            rows=rows,
+            tokens=tokens,
+            grids=grids,
+            freeze_vision=self._config.model.freeze_vision,
+            dtype=self.dtype,
+        )
+
+    def _suffix_bytes(self, prompts: int, tokens: int, lengths: Sequence[int]) -> int:
+        return suffix_saved_bytes(
+            self.shape,
+            prompts=prompts,
+            prefix_tokens=tokens,
+            lengths=lengths,
+            entropy=True,  # always measured, for the metrics
+            dtype=self.dtype,
+        )
+
+    def _logits_bytes(self, prompts: int, lengths: Sequence[int]) -> int:
+        return logits_bytes(self.shape, rows=scored_rows(prompts, lengths), dtype=self.dtype)
+
+    def _whole_bytes(self, tokens: int, grids: Sequence[Grid]) -> int:
+        return whole_saved_bytes(
+            self.shape, tokens=tokens, grids=grids, freeze_vision=self._config.model.freeze_vision, dtype=self.dtype
+        )
+
+    def _whole_logits_bytes(self, longest: int) -> int:
+        return whole_logits_bytes(self.shape, rows=longest, dtype=self.dtype)
+
+    def _prefix(self, kind: Kind, size_bytes: int, last: Phase, purpose: str) -> Want:
+        return Want(
+            kind=kind,
+            size_bytes=size_bytes,
+            owner=Role.PREFIX,
+            last_consumer=Role.PREFIX,
+            first=Phase.ROLLOUT,
+            last=last,
+            purpose=purpose,
+        )
+
+    def _workspace(self, size_bytes: int, purpose: str) -> Want:
+        return Want(
+            kind=Kind.WORKSPACE,
+            size_bytes=size_bytes,
+            owner=Role.TRAINER,
+            last_consumer=Role.TRAINER,
+            first=Phase.ROLLOUT if self._stream else Phase.SCORE,
+            last=Phase.TRAIN,
+            purpose=purpose,
+            reservation=TRAIN_WORKSPACE,
+        )
+
+
+def _longest(prompts: Sequence[PromptSlot]) -> int:
+    return max(p.tokens for p in prompts)
+
+
+def _longest_response(sampling: Sampling) -> int:
+    return max(sampling.forced_lengths, default=sampling.max_new_tokens)

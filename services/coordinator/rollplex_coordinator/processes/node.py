@@ -1,0 +1,157 @@
+"""What a node consists of while it is up: run directory, sockets, children, watchers, API. Made and unmade in order.
+
+Owns construction and the orderly end. Knows nothing of iterations.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+
+from rollplex.config.config import Config
+from rollplex.journal.events import ServiceDied, ServiceStarted
+from rollplex.journal.phases import Phase
+from rollplex.memory.segment import backend
+from rollplex.protocol.claim import Claim
+from rollplex.protocol.common import Device, Role
+from rollplex.protocol.handshake import Welcome
+from rollplex_coordinator.memory.holder import Holder
+from rollplex_coordinator.options import Options
+from rollplex_coordinator.processes.hub import Hub, Peer
+from rollplex_coordinator.processes.link import Link
+from rollplex_coordinator.processes.mailbox import Mailbox
+from rollplex_coordinator.processes.stop import Signals, StopRun
+from rollplex_coordinator.processes.supervisor import Supervisor
+from rollplex_coordinator.records.journal import Journal
+from rollplex_coordinator.records.record import Record
+
+DEVICE = Device(node=0, index=0)
+WORKERS = (Role.TRAINER, Role.PREFIX, Role.ROLLOUT)
+CHILDREN = (Role.INPUT, Role.REWARD)
+ALIVE_EVERY_S = 1.0
+
+log = logging.getLogger("rollplex.coordinator")
+
+
+class Node:
+    """One coordinator's belongings.
+
+    Args:
+        claim: the run directory, locked.
+        config: resolved.
+        signals: SIGINT and SIGTERM of this process.
+    """
+
+    def __init__(self, claim: Claim, run_id: str, config: Config, options: Options, signals: Signals) -> None:
+        self.run_id = run_id
+        self.run_dir = claim.run_dir.path
+        self.config = config
+        journal = Journal(self.run_dir / "journal.sqlite")
+        self.record = Record(self.run_dir, journal, tensorboard=config.run.tensorboard)
+        self.holder = Holder(backend("host"))
+        self.supervisor = Supervisor(self.run_dir, config.run.threads, commands(config))
+        self._options = options
+        self._starting: dict[Role, float] = {}
+        self._first_start_s = time.monotonic()
+        welcome = Welcome(
+            run_id=run_id,
+            alive_every_s=ALIVE_EVERY_S,
+            received_within_s=config.deadlines.ack_s,
+            grace_s=config.deadlines.leave_s,
+        )
+        self.link = Link(
+            Hub(claim.run_dir, claim.secret, welcome, self.holder), self.supervisor, config.deadlines.ack_s
+        )
+        self.link.on_joined = self._joined
+        self.link.on_gone = self._gone
+        self.mailbox = Mailbox()
+        self.link.watch(signals.read_fd, "signals", lambda: self.link.stop(signals.stop_asked()))
+        self.link.watch(self.mailbox.fd, "mailbox", self.mailbox.serve)
+        if options.die_with_parent:
+            self.link.watch(os.pidfd_open(os.getppid()), "parent", self._parent_ended)
+
+    def start(self, role: Role) -> None:
+        """Start a child and expect it; or, for external workers, only expect it."""
+        if self.record.phase is Phase.LOAD:
+            self._starting[role] = time.monotonic()
+            self._first_start_s = min(self._starting.values())
+        if self._options.external_workers and role in WORKERS:
+            self.link.hub.expect(role, DEVICE, 1, exact=False)
+            return
+        child = self.supervisor.start(role, DEVICE)
+        self.link.hub.expect(role, DEVICE, child.incarnation, exact=True)
+        self.link.watch(child.pidfd, f"death of {role}", lambda: self.link.died(role))
+        self.record.append(
+            ServiceStarted(
+                service=f"{role}[{DEVICE}]",
+                role=role,
+                device=DEVICE,
+                incarnation=child.incarnation,
+                pid=child.pid,
+                log_path=str(child.log_path),
+            )
+        )
+
+    def stop_child(self, role: Role) -> None:
+        """End one child at once, without treating it as a death."""
+        child = self.supervisor.child(role)
+        if child is not None:
+            self.link.unwatch(child.pidfd, f"death of {role}")
+        self.link.forget(role)
+        self.supervisor.kill(role)
+
+    def end(self, reason: str) -> None:
+        """Everybody leaves; who does not within the grace time is killed, if it is ours. Then everything is closed."""
+        for role in (*WORKERS, *CHILDREN):
+            child = self.supervisor.child(role)
+            if child is not None:
+                self.link.unwatch(child.pidfd, f"death of {role}")
+                if role not in self.link.peers:
+                    self.supervisor.kill(role)  # still starting: it could not be told to leave
+        self.link.leave_all(reason)
+        staying = self.link.await_ends(self.config.deadlines.leave_s, lambda: self.supervisor.running)
+        killed = self.supervisor.stop()
+        for late in {str(peer.role) for peer in staying} | set(map(str, killed)):
+            log.warning("%s did not leave in time%s", late, " and was killed" if late in killed else "")
+        self.link.hub.close()
+        self.holder.close_all()
+        self.record.close()
+
+    def _parent_ended(self) -> None:
+        self.link.stop(StopRun(source="the end of the process that started it", exit_code=1))
+
+    def _joined(self, peer: Peer) -> None:
+        if peer.role in self._starting:
+            self.record.stage(f"{peer.role} process", self._starting.pop(peer.role))
+            if not self._starting:
+                self.record.stage("processes", self._first_start_s)
+        if self.supervisor.child(peer.role) is None:
+            self.record.append(
+                ServiceStarted(
+                    service=str(peer), role=peer.role, device=peer.device, incarnation=peer.incarnation, pid=peer.pid
+                )
+            )
+
+    def _gone(self, peer: Peer, how: str) -> None:
+        child = self.supervisor.child(peer.role)
+        self.record.append(
+            ServiceDied(
+                service=str(peer),
+                role=peer.role,
+                incarnation=peer.incarnation,
+                pid=peer.pid or (child.pid if child else 0),
+                how=how,
+                phase=self.record.phase.name,
+                step=self.record.step,
+                log_path=self.supervisor.log_text(peer.role),
+            )
+        )
+
+
+def commands(config: Config) -> Mapping[Role, Sequence[str]]:
+    """The programs that the configuration names instead of ours."""
+    services = config.services
+    named = {Role.ROLLOUT: services.rollout, Role.PREFIX: services.prefix, Role.TRAINER: services.trainer}
+    return {role: command for role, command in named.items() if command is not None}

@@ -1,0 +1,1 @@
+"""What is written down: journal, numbers, responses; and what an earlier attempt left."""

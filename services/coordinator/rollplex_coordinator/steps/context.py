@@ -1,0 +1,47 @@
+"""What the parts of a running node share. Holds, decides nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rollplex.config.config import Config
+from rollplex.protocol.inputs import DataChecked
+from rollplex.protocol.rollout import Sampling
+from rollplex_coordinator.decisions.gate import Gate
+from rollplex_coordinator.memory.leasing import Memory
+from rollplex_coordinator.memory.sizes import Sizes
+from rollplex_coordinator.processes.link import Link
+from rollplex_coordinator.records.record import Record
+from rollplex_coordinator.steps.feed import Feed
+
+
+@dataclass(kw_only=True)
+class Context:
+    """One loaded node, ready for steps.
+
+    Args:
+        fingerprints: of what the configuration only names (`rollplex.checkpoint.state.RunState`).
+    """
+
+    config: Config
+    run_dir: Path
+    link: Link
+    memory: Memory
+    record: Record
+    feed: Feed
+    gate: Gate
+    sizes: Sizes
+    data: DataChecked
+    sampling: Sampling
+    fingerprints: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def unit_s(self) -> float:
+        """Deadline of one unit of work, from any progress on."""
+        return self.config.deadlines.unit_s
+
+    @property
+    def reward_s(self) -> float:
+        """Deadline of one group's rewards: the child enforces the limit itself; this is for a child that cannot."""
+        return self.config.rewards.time_limit_s + self.config.deadlines.ack_s

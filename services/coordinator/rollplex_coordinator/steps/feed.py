@@ -1,0 +1,93 @@
+"""The input child's client: the inputs segment of each step, prepared one step ahead.
+
+    PrepareInputs ─► InputsSized ─► lease, segment ─► WriteInputs ─► InputsWritten
+
+Owns the inputs segments. Their leases may outlive a step's last phase, since the next step's inputs are made meanwhile;
+each is given back when its own step is over. Knows nothing of what the rows mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from rollplex.journal.phases import Phase
+from rollplex.protocol.common import Kind, PromptSlot, Role, SegmentRef
+from rollplex.protocol.inputs import InputsSized, InputsWritten, PrepareInputs, WriteInputs
+from rollplex_coordinator.memory.leasing import Block, Memory, Want
+from rollplex_coordinator.processes.hub import Peer
+from rollplex_coordinator.processes.link import Link
+
+
+class StepInputs(Struct, frozen=True, kw_only=True):
+    """The prompts of one step, in the order of their groups, and the segment that holds them."""
+
+    rows: tuple[int, ...]
+    prompts: tuple[PromptSlot, ...]
+    block: Block
+
+    @property
+    def ref(self) -> SegmentRef:
+        return self.block.ref
+
+
+class Feed:
+    """Inputs by key; a key is prepared once and taken once."""
+
+    def __init__(self, link: Link, memory: Memory, unit_s: float) -> None:
+        self._link = link
+        self._memory = memory
+        self._unit_s = unit_s
+        self._rows: dict[int, tuple[int, ...]] = {}
+        self._sized: dict[int, tuple[tuple[PromptSlot, ...], Block]] = {}
+        self._written: dict[int, StepInputs] = {}
+        link.on(InputsSized, self._on_sized)
+        link.on(InputsWritten, self._on_written)
+
+    def prepare(self, key: int, source: str, rows: tuple[int, ...]) -> None:
+        """Have the inputs of `key` made; nothing happens if they are under way."""
+        if key not in self._rows:
+            self._rows[key] = rows
+            self._ask(
+                lambda cause: PrepareInputs(cause=cause, step=key, source=source, rows=rows),
+                f"prepare {len(rows)} rows",
+            )
+
+    def take(self, key: int) -> StepInputs:
+        """The inputs of a prepared key; pumps until they are written."""
+        self._link.pump(lambda: key in self._written)
+        del self._rows[key]
+        return self._written.pop(key)
+
+    def done(self, inputs: StepInputs) -> None:
+        """Nobody reads these inputs any more."""
+        self._memory.release(inputs.block)
+
+    def _on_sized(self, _peer: Peer, message: InputsSized) -> None:
+        want = Want(
+            kind=Kind.INPUTS,
+            size_bytes=message.size_bytes,
+            owner=Role.INPUT,
+            last_consumer=Role.PREFIX,
+            first=Phase.IDLE,
+            last=Phase.DRAIN,
+            purpose=f"inputs of step {message.step}",
+            segment=True,
+        )
+
+        def granted(blocks: tuple[Block, ...]) -> None:
+            self._sized[message.step] = (message.prompts, blocks[0])
+            self._ask(
+                lambda cause: WriteInputs(cause=cause, step=message.step, segment=blocks[0].ref),
+                f"write the inputs of {len(message.prompts)} prompts",
+            )
+
+        self._memory.when_free((want,), granted)
+
+    def _on_written(self, _peer: Peer, message: InputsWritten) -> None:
+        prompts, block = self._sized.pop(message.step)
+        self._written[message.step] = StepInputs(rows=self._rows[message.step], prompts=prompts, block=block)
+
+    def _ask(self, make: Callable[[int], object], what: str) -> None:
+        self._link.ask(Role.INPUT, make, what, self._unit_s)

@@ -1,0 +1,154 @@
+"""One iteration: inputs, step, gate, and the metrics of it.
+
+Owns the order of these and the names of the metrics. TRL's names where TRL has the quantity.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Sequence
+
+from rollplex.config.checks import TRAIN
+from rollplex.data.order import epochs
+from rollplex.journal.events import IterationDone, IterationStarted
+from rollplex.journal.phases import Phase
+from rollplex_coordinator.decisions.plan import plan_step
+from rollplex_coordinator.decisions.reported import finite, part_means
+from rollplex_coordinator.decisions.schedule import Mode, Schedule
+from rollplex_coordinator.decisions.spread import mean_std
+from rollplex_coordinator.records.completions import Completion, completions_of
+from rollplex_coordinator.steps.context import Context
+from rollplex_coordinator.steps.feed import StepInputs
+from rollplex_coordinator.steps.gathered import Gathered
+from rollplex_coordinator.steps.step import TrainStep
+from rollplex_coordinator.steps.update import Update
+
+
+class Iteration:
+    """One step of training.
+
+    Args:
+        step: its number, from 0.
+        rows: of the training data, in the order of their groups.
+        ahead: the next step's rows, to prepare meanwhile; None if no step follows.
+    """
+
+    def __init__(self, context: Context, *, step: int, rows: tuple[int, ...], ahead: tuple[int, ...] | None) -> None:
+        self._c = context
+        self._step = step
+        self._rows = rows
+        self._ahead = ahead
+
+    def run(self) -> dict[str, object]:
+        """Do it; pumps until the weights are at the next version, or the update was skipped. Returns its metrics."""
+        c = self._c
+        started = time.monotonic()
+        c.record.phase_seconds.clear()
+        version = c.record.version
+        c.feed.prepare(self._step, TRAIN, self._rows)
+        inputs = c.feed.take(self._step)
+        if self._ahead is not None:
+            c.feed.prepare(self._step + 1, TRAIN, self._ahead)
+        config = c.config
+        plan = plan_step(
+            len(self._rows),
+            decode_prompts=config.decode_prompts,
+            prefix_prompts=config.prefix_prompts,
+            suffix_prompts=config.suffix_prompts,
+        )
+        c.gate.begin_step(self._step, plan.num_groups, [unit.groups for unit in plan.prefix])
+        c.record.append(IterationStarted(step=self._step, version=version, rows=self._rows))
+        schedule = Schedule(
+            plan,
+            Mode(config.run.schedule),
+            reference=config.needs_reference,
+            batch_rewards=config.algorithm.scale_rewards == "batch",
+        )
+        gathered = TrainStep(c, plan, schedule, inputs).run()
+        update = Update(c)
+        updated = update.run()
+        c.record.open_groups = ()
+        c.feed.done(inputs)
+        c.record.enter(Phase.IDLE)
+        c.memory.enter(Phase.IDLE)
+        metrics = {**update.metrics, **_reward_metrics(c, gathered), **self._token_metrics(inputs, gathered)}
+        metrics["updated"] = float(updated)
+        return self._write(version, metrics, gathered, time.monotonic() - started)
+
+    def _token_metrics(self, inputs: StepInputs, gathered: Gathered) -> dict[str, float]:
+        """Numbers of tokens (media in their expanded form) and of passes over the data, all as TRL counts them."""
+        c = self._c
+        prompts = [slot.tokens for slot in inputs.prompts]
+        responses = sum(sum(group.lengths) for group in gathered.responses.values())
+        c.record.num_tokens += sum(prompts) * c.config.rollout.group_size + responses
+        return {
+            "prompts/mean_length": statistics.fmean(prompts),
+            "prompts/max_length": float(max(prompts)),
+            "completions/total_tokens": float(responses),
+            "num_tokens": float(c.record.num_tokens),
+            "epoch": epochs(self._step + 1, len(self._rows), c.data.usable(TRAIN), shuffle=c.config.data.shuffle),
+        }
+
+    def _write(self, version: int, metrics: dict[str, float], gathered: Gathered, seconds: float) -> dict[str, object]:
+        """metrics.jsonl: what depends on the clock has the prefix time/."""
+        c = self._c
+        times = {f"time/{phase.name.lower()}_s": value for phase, value in c.record.phase_seconds.items()}
+        times["time/step_s"] = seconds
+        times["time/prefix_in_window"] = _share_inside(gathered.prefix_spans, gathered.rollout_span)
+        row: dict[str, object] = {"step": self._step, "version": version}
+        row |= {name: value if math.isfinite(value) else None for name, value in {**metrics, **times}.items()}
+        c.record.metrics(row, self._completions(version, gathered))
+        c.record.append(IterationDone(step=self._step, version=c.record.version, metrics={**metrics, **times}))
+        return row
+
+    def _completions(self, version: int, gathered: Gathered) -> list[Completion]:
+        """Of the first groups, as many as are wanted; one that is skipped has no texts."""
+        names = [function.name for function in self._c.config.rewards.functions]
+        return [
+            completion
+            for group, message in sorted(gathered.rewarded.items())
+            for completion in completions_of(
+                message,
+                source=TRAIN,
+                version=version,
+                row=self._rows[group],
+                group=group,
+                lengths=gathered.responses[group].lengths,
+                stopped=gathered.stopped[group],
+                names=names,
+            )
+        ]
+
+
+def _reward_metrics(c: Context, gathered: Gathered) -> dict[str, float]:
+    names = [function.name for function in c.config.rewards.functions]
+    metrics: dict[str, float] = {"skipped_groups": float(len(gathered.skipped))}
+    for index, name in enumerate(names):
+        values = [v for group in sorted(gathered.by_function) for v in finite(gathered.by_function[group][index])]
+        mean, std = mean_std(values) if values else (math.nan, 0.0)
+        metrics[f"rewards/{name}/mean"] = mean
+        metrics[f"rewards/{name}/std"] = std
+    metrics |= part_means(names, [part for group in sorted(gathered.parts) for part in gathered.parts[group]])
+    lengths = [n for group in sorted(gathered.responses) for n in gathered.responses[group].lengths]
+    stopped = [s for group in sorted(gathered.stopped) for s in gathered.stopped[group]]
+    metrics |= _lengths("length", lengths)
+    metrics |= _lengths("terminated_length", [n for n, s in zip(lengths, stopped, strict=True) if s] or [0])
+    metrics["completions/clipped_ratio"] = 1.0 - sum(stopped) / len(stopped)
+    return metrics
+
+
+def _lengths(name: str, lengths: Sequence[int]) -> dict[str, float]:
+    return {
+        f"completions/mean_{name}": statistics.fmean(lengths),
+        f"completions/min_{name}": float(min(lengths)),
+        f"completions/max_{name}": float(max(lengths)),
+    }
+
+
+def _share_inside(spans: Sequence[tuple[float, float]], window: tuple[float, float]) -> float:
+    """The part of the spans' total time that lies inside the window; 0 without spans."""
+    total = sum(end - start for start, end in spans)
+    inside = sum(max(0.0, min(end, window[1]) - max(start, window[0])) for start, end in spans)
+    return inside / total if total else 0.0

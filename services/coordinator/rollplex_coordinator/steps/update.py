@@ -1,0 +1,177 @@
+"""Carries out the gate's instructions: journal, messages to trainer and readers, and back.
+
+Owns the hand-over and what the trainer said about the step; the gate decides every step of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import assert_never
+
+from rollplex.errors import RewardError, UpdateError
+from rollplex.journal import events
+from rollplex.journal.phases import Phase
+from rollplex.protocol.common import CachesDropped, Committed, Drain, Drained, Role
+from rollplex.protocol.trainer import (
+    ApplyUpdate,
+    PrepareUpdate,
+    SkipUpdate,
+    UpdateApplied,
+    UpdateSkipped,
+    UpdateVote,
+)
+from rollplex_coordinator.decisions.gate_steps import (
+    Apply,
+    DrainReader,
+    GateStep,
+    JournalBegin,
+    JournalCommit,
+    Opened,
+    Prepare,
+    Skip,
+    TellReader,
+)
+from rollplex_coordinator.processes.hub import Peer
+from rollplex_coordinator.steps.context import Context
+
+NO_REWARDS = "every group of the step was left out"
+
+
+class Update:
+    """One passage through the gate."""
+
+    def __init__(self, context: Context) -> None:
+        self._c = context
+        self._opened: Opened | None = None
+        self._applied: UpdateApplied | None = None
+        self.metrics: dict[str, float] = {}
+
+    def run(self) -> bool:
+        """Close the gate, update, open it again; pumps until readers may read.
+
+        Returns whether the weights moved.
+
+        Raises:
+            UpdateError: too many votes failed in a row.
+        """
+        c = self._c
+        c.record.enter(Phase.UPDATE)
+        c.memory.enter(Phase.UPDATE)
+        c.link.on(UpdateVote, self._on_vote)
+        c.link.on(Drained, self._on_drained)
+        c.link.on(UpdateApplied, self._on_applied)
+        c.link.on(UpdateSkipped, self._on_skipped)
+        c.link.on(CachesDropped, self._on_caches_dropped)
+        self._do(c.gate.close())
+        c.link.pump(lambda: self._opened is not None)
+        assert self._opened is not None, "pumped until it was"
+        c.record.version = self._opened.version
+        return self._opened.updated
+
+    def _do(self, steps: Iterable[GateStep]) -> None:
+        for step in steps:
+            self._carry_out(step)
+
+    def _carry_out(self, step: GateStep) -> None:
+        c = self._c
+        match step:
+            case Prepare():
+                self._ask(
+                    Role.TRAINER,
+                    lambda cause: PrepareUpdate(cause=cause, step=step.step, version=step.version),
+                    f"sum gradients and vote (step {step.step})",
+                )
+            case DrainReader():
+                self._ask(
+                    Role(step.reader),
+                    lambda cause: Drain(cause=cause, version=step.version),
+                    f"read version {step.version} no more",
+                )
+            case JournalBegin():
+                c.link.begin_atomic()
+                c.record.append_durable(events.UpdateBegin(step=step.step, version=step.version))
+                self._do(c.gate.begun_durable())
+            case Apply():
+                self._ask(
+                    Role.TRAINER,
+                    lambda cause: ApplyUpdate(cause=cause, step=step.step, version=step.version),
+                    f"step the optimizer from version {step.version}",
+                )
+            case JournalCommit():
+                assert self._applied is not None, "the gate commits what was applied"
+                c.record.append_durable(
+                    events.UpdateCommitted(
+                        step=step.step,
+                        version=step.version,
+                        digest=step.digest,
+                        start_s=self._applied.start_s,
+                        end_s=self._applied.end_s,
+                    )
+                )
+                c.link.end_atomic()
+                self._do(c.gate.committed_durable())
+            case Skip():
+                self._ask(
+                    Role.TRAINER,
+                    lambda cause: SkipUpdate(cause=cause, step=step.step),
+                    f"drop the gradients of step {step.step}",
+                )
+            case TellReader():
+                self._ask(
+                    Role(step.reader),
+                    lambda cause: Committed(cause=cause, version=step.version),
+                    f"drop caches for version {step.version}",
+                )
+            case Opened():
+                self._opened = step
+            case _:
+                assert_never(step)
+
+    def _ask(self, role: Role, make: Callable[[int], object], what: str) -> None:
+        self._c.link.ask(role, make, what, self._c.config.deadlines.update_s)
+
+    def _on_vote(self, peer: Peer, message: UpdateVote) -> None:
+        self.metrics = dict(message.metrics)
+        self._c.record.append(
+            events.UnitDone(
+                step=message.step,
+                kind=events.UnitKind.VOTE,
+                unit=0,
+                service=str(peer),
+                start_s=message.start_s,
+                end_s=message.end_s,
+            )
+        )
+        if not message.finite:
+            version = self._c.record.version
+            reason = NO_REWARDS if self._no_rewards else "a gradient or the loss is not finite"
+            self._c.record.append(events.UpdateSkipped(step=message.step, version=version, reason=reason))
+        try:
+            self._do(self._c.gate.voted(finite=message.finite))
+        except UpdateError as error:
+            if not self._no_rewards:
+                raise
+            raise RewardError(
+                f"{NO_REWARDS} again and again",
+                got=error.got,
+                needed="a group with rewards",
+                do="logs/reward.log and GroupSkipped in the journal say why each group was left out.",
+                where=error.where,
+            ) from error
+
+    @property
+    def _no_rewards(self) -> bool:
+        return self.metrics.get("groups_skipped") == self.metrics.get("groups")
+
+    def _on_drained(self, peer: Peer, message: Drained) -> None:
+        self._do(self._c.gate.reader_drained(peer.role, message.version))
+
+    def _on_applied(self, _peer: Peer, message: UpdateApplied) -> None:
+        self._applied = message
+        self._do(self._c.gate.applied(message.version, message.digest))
+
+    def _on_skipped(self, _peer: Peer, _message: UpdateSkipped) -> None:
+        self._do(self._c.gate.skipped())
+
+    def _on_caches_dropped(self, peer: Peer, message: CachesDropped) -> None:
+        self._do(self._c.gate.caches_dropped(peer.role, message.version))

@@ -1,0 +1,191 @@
+"""The schedule under every order of events that services could produce."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rollplex.errors import StateError
+from rollplex.journal.phases import Phase
+from rollplex.protocol.prefix import Which
+from rollplex_coordinator.decisions.plan import StepPlan, plan_step
+from rollplex_coordinator.decisions.schedule import (
+    Ask,
+    Backward,
+    Complete,
+    Enter,
+    Forward,
+    Generate,
+    Instruction,
+    Mode,
+    Release,
+    Reward,
+    Schedule,
+    Score,
+    Train,
+)
+
+
+@dataclass
+class World:
+    """Services and memory that answer in a random order. `room`: how many prefix units fit at once."""
+
+    schedule: Schedule
+    plan: StepPlan
+    rng: random.Random
+    room: int
+    log: list[Instruction] = field(default_factory=list)
+    events: list[str] = field(default_factory=list)
+    pending: list[tuple[str, object]] = field(default_factory=list)
+    asking: list[tuple[Which, int]] = field(default_factory=list)
+    held: int = 0
+
+    def take(self, instructions: Iterable[Instruction]) -> None:
+        for instruction in instructions:
+            self.log.append(instruction)
+            match instruction:
+                case Ask(which=which, unit=unit):
+                    self.asking.append((which, unit))
+                case Release():
+                    self.held -= 1
+                case Enter() | Complete():
+                    pass
+                case Generate(unit=unit):
+                    self.pending += [("finished", g) for g in self.plan.decode[unit]]
+                    self.pending.append(("generated", unit))
+                case _:
+                    self.pending.append(("do", instruction))
+
+    def step(self) -> None:
+        while self.asking and self.held < self.room:
+            self.held += 1
+            self.take(self.schedule.granted(*self.asking.pop(0)))
+        choices = [p for p in self.pending if p[0] != "generated" or not any(q[0] == "finished" for q in self.pending)]
+        assert choices, f"nothing can happen any more: {self.log[-5:]}"
+        event = self.rng.choice(choices)
+        self.pending.remove(event)
+        self.events.append(f"{event[0]} {event[1]}")
+        self.answer(event)
+
+    def answer(self, event: tuple[str, object]) -> None:
+        match event:
+            case ("finished", int(group)):
+                self.take(self.schedule.group_finished(group))
+            case ("generated", int(unit)):
+                self.take(self.schedule.generated(unit))
+            case (_, Reward(group=group)):
+                self.take(self.schedule.group_rewarded(group))
+            case (_, Forward(which=which, unit=unit)):
+                self.take(self.schedule.forward_done(which, unit))
+            case (_, Score(unit=unit)):
+                self.take(self.schedule.scored(unit))
+            case (_, Train(unit=unit)):
+                self.take(self.schedule.trained(unit))
+            case (_, Backward(unit=unit)):
+                self.take(self.schedule.backward_done(unit))
+            case _:
+                raise AssertionError(event)
+
+    def run(self) -> World:
+        self.take(self.schedule.start())
+        while not self.schedule.complete:
+            self.step()
+        return self
+
+
+def play(
+    mode: Mode, *, seed: int = 0, room: int = 99, reference: bool = True, batch: bool = False, **sizes: int
+) -> World:
+    plan = plan_step(
+        sizes.get("groups", 6),
+        decode_prompts=sizes.get("decode", 3),
+        prefix_prompts=sizes.get("prefix", 2),
+        suffix_prompts=sizes.get("suffix", 1),
+    )
+    schedule = Schedule(plan, mode, reference=reference, batch_rewards=batch)
+    return World(schedule=schedule, plan=plan, rng=random.Random(seed), room=room).run()
+
+
+small = st.integers(0, 4)
+
+
+@settings(max_examples=300)
+@given(
+    mode=st.sampled_from(Mode),
+    seed=st.integers(0, 10**6),
+    room=st.integers(1, 3),
+    reference=st.booleans(),
+    groups=st.integers(1, 7),
+    decode=small,
+    prefix=small,
+    suffix=small,
+)
+def test_every_order_of_events_ends_with_every_group_trained_once(
+    mode: Mode, seed: int, room: int, reference: bool, groups: int, decode: int, prefix: int, suffix: int
+) -> None:
+    world = play(
+        mode, seed=seed, room=room, reference=reference, groups=groups, decode=decode, prefix=prefix, suffix=suffix
+    )
+    trained = [i.unit for i in world.log if isinstance(i, Train)]
+    assert trained == list(range(len(world.plan.suffix)))
+    assert [i.unit for i in world.log if isinstance(i, Backward)] == list(range(len(world.plan.prefix)))
+    assert sorted(i.group for i in world.log if isinstance(i, Reward)) == list(range(groups))
+    scored = [i.unit for i in world.log if isinstance(i, Score)]
+    assert sorted(scored) == (list(range(len(world.plan.suffix))) if reference else [])
+    assert world.held == 0
+    assert world.log[-1] == Complete()
+    assert [i.phase for i in world.log if isinstance(i, Enter)] == [Phase.ROLLOUT, Phase.SCORE, Phase.TRAIN]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_serial_runs_no_prefix_work_before_the_rollout_is_over(seed: int) -> None:
+    log = play(Mode.SERIAL, seed=seed).log
+    over = log.index(Enter(phase=Phase.SCORE))
+    assert not any(isinstance(i, Ask | Forward | Score | Train | Backward) for i in log[:over])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_overlap_runs_prefix_forwards_but_no_suffix_during_the_rollout(seed: int) -> None:
+    log = play(Mode.OVERLAP, seed=seed).log
+    over = log.index(Enter(phase=Phase.SCORE))
+    assert any(isinstance(i, Forward) for i in log[:over])
+    assert not any(isinstance(i, Score | Train | Backward) for i in log[:over])
+
+
+def test_stream_trains_finished_groups_while_others_are_sampled() -> None:
+    worlds = [play(Mode.STREAM, seed=seed) for seed in range(20)]
+    early = [
+        any(isinstance(i, Train) for i in world.log[: world.log.index(Enter(phase=Phase.SCORE))]) for world in worlds
+    ]
+    assert any(early)
+
+
+def test_rewards_of_the_whole_step_are_awaited_when_advantages_need_them() -> None:
+    for seed in range(20):
+        world = play(Mode.STREAM, seed=seed, batch=True)
+        first_train = next(n for n, e in enumerate(world.events) if "Train" in e)
+        assert sum("Reward" in e for e in world.events[:first_train]) == world.plan.num_groups
+
+
+def test_an_event_that_cannot_happen_is_refused_with_what_is_awaited() -> None:
+    plan = plan_step(2, decode_prompts=0, prefix_prompts=1, suffix_prompts=1)
+    schedule = Schedule(plan, Mode.OVERLAP, reference=True, batch_rewards=False)
+    schedule.start()
+    with pytest.raises(StateError, match="decode unit 0 done.*groups"):
+        schedule.generated(0)
+    with pytest.raises(StateError, match="prefix service did"):
+        schedule.forward_done(Which.ACTOR, 0)
+    schedule.group_finished(0)
+    with pytest.raises(StateError, match="each group once"):
+        schedule.group_finished(0)
+    with pytest.raises(StateError, match="a unit that was asked for"):
+        schedule.granted(Which.ACTOR, 1)
+    with pytest.raises(StateError, match="suffix unit 0 trained"):
+        schedule.trained(0)
+    with pytest.raises(StateError, match="a step that has not started"):
+        schedule.start()

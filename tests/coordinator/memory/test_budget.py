@@ -1,0 +1,89 @@
+"""Whether a configuration fits: the smallest budget that does is enough for whole iterations, one byte less is not."""
+
+from __future__ import annotations
+
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rollplex.errors import BudgetError
+from rollplex.journal.events import IterationDone, LeaseGranted
+from rollplex.journal.phases import Phase
+from rollplex_coordinator.memory.budget import plan_memory
+from rollplex_coordinator.memory.sizes import ROLLOUT_KV, SCORE_WORKSPACE, TRAIN_WORKSPACE, Sizes
+from rollplex_coordinator.steps.iteration import Iteration
+from support.core import AMPLE, DEVICE, Core, check_data, make_config, minimum_bytes
+
+KINDS = ("actor_weights", "gradients", "optimizer_state", "reference_weights", "inputs", "rollout K/V")
+
+
+def reserved(folder: Path, budget_bytes: int = AMPLE, **sections: Any) -> dict[str, frozenset[Phase]]:
+    config = make_config(folder, **sections)
+    found = plan_memory(config, Sizes(config), check_data(config), DEVICE, budget_bytes)
+    return {reservation.name: reservation.phases for reservation in found}
+
+
+def test_the_smallest_budget_is_accepted_and_one_byte_less_refused_with_the_table(model_folder: Path) -> None:
+    least = minimum_bytes(model_folder, {})
+    reserved(model_folder, least)
+    with pytest.raises(BudgetError) as caught:
+        reserved(model_folder, least - 1)
+    text = str(caught.value)
+    for word in (*KINDS, TRAIN_WORKSPACE, SCORE_WORKSPACE, "largest of 2 units that can wait", "minimum", "budget"):
+        assert word in text
+    assert re.search(r"short by +.*\b1\b", text)
+    assert "ROLLOUT" in text
+    assert f"a budget of {least - 1:,} bytes" in text
+
+
+def test_what_a_configuration_does_without_is_not_planned_for(model_folder: Path) -> None:
+    with pytest.raises(BudgetError) as caught:
+        reserved(model_folder, 1, algorithm={"beta": 0.0})
+    assert "reference" not in str(caught.value)
+    assert SCORE_WORKSPACE not in reserved(model_folder, algorithm={"beta": 0.0})
+    assert minimum_bytes(model_folder, {"algorithm": {"beta": 0.0}}) < minimum_bytes(model_folder, {})
+
+
+def test_private_blocks_are_reserved_for_the_phases_in_which_the_schedule_uses_them(model_folder: Path) -> None:
+    overlap = reserved(model_folder, run={"schedule": "overlap"})
+    assert overlap == {
+        ROLLOUT_KV: {Phase.ROLLOUT, Phase.EVAL},
+        TRAIN_WORKSPACE: {Phase.SCORE, Phase.TRAIN},
+        SCORE_WORKSPACE: {Phase.SCORE},
+    }
+    stream = reserved(model_folder, run={"schedule": "stream"})
+    assert stream[TRAIN_WORKSPACE] == {Phase.ROLLOUT, Phase.SCORE, Phase.TRAIN}
+    assert stream[SCORE_WORKSPACE] == {Phase.ROLLOUT, Phase.SCORE}
+
+
+def test_smaller_prefix_batches_need_a_smaller_budget(model_folder: Path) -> None:
+    budgets = [minimum_bytes(model_folder, {"batching": {"prefix_prompts": n}}) for n in (1, 2, 4)]
+    assert budgets == sorted(set(budgets))
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 2**32 - 1))
+def test_iterations_never_run_out_of_the_smallest_budget(seed: int, model_folder: Path, tmp_path: Path) -> None:
+    """Also with the inputs of the next step made meanwhile."""
+    rng = random.Random(seed)
+    sections = {
+        "run": {"schedule": rng.choice(["serial", "overlap", "stream"]), "share_prefix": rng.random() < 0.7},
+        "data": {"prompts_per_iteration": 4},
+        "algorithm": {"beta": rng.choice([0.0, 0.1])},
+        "batching": {"decode_prompts": rng.choice([0, 1, 3]), "prefix_prompts": rng.choice([0, 1, 2])},
+    }
+    least = minimum_bytes(model_folder, sections)
+    with Core(make_config(model_folder, **sections), tmp_path, rng, least) as core:
+        rows = [tuple(rng.sample(range(30), 4)) for _ in range(4)]
+        for step in range(3):
+            core.record.step = step
+            Iteration(core.context, step=step, rows=rows[step], ahead=rows[step + 1]).run()
+            core.ledger.check_integrity()
+            assert max(core.memory.view().devices[0].peak_bytes.values()) <= least
+        assert len(core.events(IterationDone)) == 3
+        assert core.events(LeaseGranted)

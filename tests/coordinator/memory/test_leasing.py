@@ -1,0 +1,218 @@
+"""Leases with segments behind them: what is granted, waited for, measured, and given back."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rollplex.errors import BudgetError, StateError
+from rollplex.journal.events import LeaseGranted, LeaseReleased, LeaseWaiting
+from rollplex.journal.phases import Phase
+from rollplex.memory.segment import backend
+from rollplex.protocol.common import Held, Kind, LeaseRef, Role
+from rollplex_coordinator.decisions.ledger import Ledger, Reservation
+from rollplex_coordinator.memory.holder import Holder
+from rollplex_coordinator.memory.leasing import Block, Memory, Want
+from rollplex_coordinator.records.record import Record
+from support.core import DEVICE, FakeJournal
+
+PAGE = 4096
+BUDGET = 10 * PAGE
+
+
+def want(pages: int, purpose: str = "a block", **changes: Any) -> Want:
+    given: dict[str, Any] = {
+        "kind": Kind.ACTOR_PREFIX_KV,
+        "size_bytes": pages * PAGE,
+        "owner": Role.PREFIX,
+        "last_consumer": Role.TRAINER,
+        "first": Phase.ROLLOUT,
+        "last": Phase.TRAIN,
+        "purpose": purpose,
+    }
+    return Want(**{**given, **changes})
+
+
+class World:
+    """A memory of ten pages, and its journal."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.journal = FakeJournal([])
+        self.record = Record(run_dir, self.journal)  # type: ignore[arg-type] # has what Record uses of a journal
+        self.holder = Holder(backend("host"))
+        self.ledger = Ledger({DEVICE: BUDGET})
+        self.memory = Memory(self.ledger, self.holder, self.record, DEVICE)
+        self.memory.enter(Phase.ROLLOUT)
+
+    def events(self, kind: type[Any]) -> list[Any]:
+        return [event for event in self.journal.events if isinstance(event, kind)]
+
+    def close(self) -> None:
+        self.holder.close_all()
+        self.record.close()
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    made.close()
+
+
+def test_a_private_block_is_a_lease_and_a_segment_is_one_with_a_descriptor_of_exactly_its_size(world: World) -> None:
+    private = world.memory.now(want(2, "scratch"))
+    shared = world.memory.now(want(3, "a segment", segment=True))
+    assert private.segment is None
+    assert private.private == LeaseRef(lease=private.lease, kind=Kind.ACTOR_PREFIX_KV, size_bytes=2 * PAGE)
+    with pytest.raises(AssertionError, match="scratch is private memory"):
+        _ = private.ref
+    held = world.holder.find(shared.ref.segment)
+    assert held is not None
+    assert (held.ref, held.lease, os.fstat(held.fd).st_size) == (shared.ref, shared.lease, 3 * PAGE)
+    assert world.memory.segment_of(shared.lease) == shared.ref.segment
+    assert world.memory.segment_of(private.lease) is None
+    assert world.memory.audit() == {shared.lease: (3 * PAGE, 3 * PAGE)}
+    granted = world.events(LeaseGranted)
+    assert [(e.lease, e.size_bytes, e.segment) for e in granted] == [
+        (private.lease, 2 * PAGE, None),
+        (shared.lease, 3 * PAGE, shared.ref.segment),
+    ]
+    assert (granted[0].owner, granted[0].last_consumer) == (Role.PREFIX, Role.TRAINER)
+    world.memory.release(shared)
+    assert world.holder.find(shared.ref.segment) is None
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(held.fd)
+    assert [lease.id for lease in world.memory.view().devices[0].leases] == [private.lease]
+
+
+def test_a_block_that_must_fit_now_and_does_not_shows_the_table(world: World) -> None:
+    world.memory.now(want(8, "the big one"))
+    with pytest.raises(BudgetError, match=r"no memory for the small one(.|\n)*the big one"):
+        world.memory.now(want(3, "the small one"))
+
+
+def test_a_reservation_is_always_there_and_what_is_larger_is_refused(world: World) -> None:
+    phases = frozenset({Phase.ROLLOUT, Phase.SCORE, Phase.TRAIN})
+    world.ledger.reserve(Reservation(name="scratch", device=DEVICE, size_bytes=4 * PAGE, phases=phases))
+    world.memory.now(want(6))
+    block = world.memory.now(want(4, reservation="scratch"))
+    with pytest.raises(BudgetError, match="from scratch"):
+        world.memory.now(want(1, reservation="scratch"))
+    world.memory.release(block)
+    world.memory.now(want(1, reservation="scratch"))
+
+
+def test_blocks_that_fit_are_given_at_once_and_all_together(world: World) -> None:
+    given: list[tuple[Block, ...]] = []
+    world.memory.when_free((want(2), want(3, segment=True)), given.append)
+    assert [[block.want.size_bytes for block in blocks] for blocks in given] == [[2 * PAGE, 3 * PAGE]]
+    assert not world.events(LeaseWaiting)
+
+
+def test_blocks_that_do_not_fit_wait_in_turn_and_are_given_when_memory_comes_back(world: World) -> None:
+    order: list[str] = []
+
+    def named(name: str) -> Any:
+        return lambda blocks: order.append(f"{name}:{len(blocks)}")
+
+    first = world.memory.now(want(6))
+    world.memory.when_free((want(3, "second"), want(3, "second too")), named("second"))
+    world.memory.when_free((want(1, "third"),), named("third"))
+    assert order == [], "who comes later does not pass"
+    assert [(e.size_bytes, e.free_bytes) for e in world.events(LeaseWaiting)] == [
+        (3 * PAGE, 4 * PAGE),
+        (3 * PAGE, 4 * PAGE),
+        (PAGE, 4 * PAGE),
+    ]
+    world.memory.release(first)
+    assert order == ["second:2", "third:1"]
+    assert len(world.events(LeaseGranted)) == 4
+
+
+def test_a_later_phase_gives_out_what_was_kept_free_for_an_earlier_one(world: World) -> None:
+    world.ledger.reserve(
+        Reservation(name="rollout", device=DEVICE, size_bytes=6 * PAGE, phases=frozenset({Phase.ROLLOUT}))
+    )
+    given: list[tuple[Block, ...]] = []
+    world.memory.now(want(2))
+    world.memory.when_free((want(3),), given.append)
+    assert not given
+    world.memory.enter(Phase.SCORE)
+    assert len(given) == 1
+
+
+def test_whoever_is_served_may_ask_and_give_back_at_once(world: World) -> None:
+    order: list[str] = []
+
+    def second(blocks: tuple[Block, ...]) -> None:
+        order.append("second")
+        world.memory.when_free((want(9, "third"),), lambda _: order.append("third"))
+        world.memory.release(blocks[0])
+
+    first = world.memory.now(want(6))
+    world.memory.when_free((want(6, "second"),), second)
+    world.memory.release(first)
+    assert order == ["second", "third"]
+    world.ledger.check_integrity()
+
+
+def test_what_can_never_fit_is_refused_at_once(world: World) -> None:
+    with pytest.raises(BudgetError, match="too big cannot fit"):
+        world.memory.when_free((want(11, "too big"),), lambda _: None)
+    assert not world.events(LeaseWaiting)
+
+
+def test_what_was_held_at_most_is_told_when_the_lease_ends(world: World) -> None:
+    block, silent = world.memory.now(want(2)), world.memory.now(want(1))
+    assert world.memory.held_bytes(block.lease) is None
+    for size_bytes in (700, 900, 800):
+        world.memory.measured((Held(lease=block.lease, size_bytes=size_bytes),))
+    assert world.memory.held_bytes(block.lease) == 900
+    world.memory.release(block)
+    world.memory.release(silent)
+    assert [(e.lease, e.held_bytes) for e in world.events(LeaseReleased)] == [(block.lease, 900), (silent.lease, None)]
+    assert world.memory.held_bytes(block.lease) is None
+
+
+def test_a_segment_of_another_size_than_its_lease_is_found_at_the_next_phase(world: World) -> None:
+    block = world.memory.now(want(2, segment=True))
+    held = world.holder._segments[block.ref.segment]
+    smaller = backend("host").create(PAGE, "test")
+    os.dup2(smaller, held.fd)
+    os.close(smaller)
+    assert world.memory.audit() == {block.lease: (2 * PAGE, PAGE)}
+    with pytest.raises(StateError, match=f"segments and leases disagree; got .*{2 * PAGE}, {PAGE}"):
+        world.memory.enter(Phase.SCORE)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 2**32 - 1))
+def test_segments_are_within_leases_and_leases_within_the_budget_after_any_history(seed: int, tmp_path: Path) -> None:
+    rng = random.Random(seed)
+    world = World(tmp_path)
+    held: list[Block] = []
+    try:
+        for _ in range(40):
+            if held and rng.random() < 0.45:
+                world.memory.release(held.pop(rng.randrange(len(held))))
+            else:
+                wants = tuple(want(rng.randint(1, 5), segment=rng.random() < 0.5) for _ in range(rng.randint(1, 2)))
+                world.memory.when_free(wants, held.extend)
+            world.ledger.check_integrity()
+            assert all(leased == real for leased, real in world.memory.audit().values())
+            segments = {block.lease for block in held if block.segment is not None}
+            assert set(world.holder.measured()) == segments
+            assert sum(block.want.size_bytes for block in held) == world.memory.view().devices[0].held_bytes <= BUDGET
+        while held:
+            world.memory.release(held.pop())
+        assert len(world.events(LeaseGranted)) == len(world.events(LeaseReleased)) > 0
+        assert not world.memory.view().devices[0].waiting
+    finally:
+        world.close()

@@ -1,0 +1,249 @@
+"""A node's belongings: processes that really start, join, die and leave; signals; the orderly end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollplex.errors import ServiceDied
+from rollplex.journal import events
+from rollplex.journal.phases import Phase
+from rollplex.journal.reader import Reader
+from rollplex.protocol.claim import claim
+from rollplex.protocol.common import Kind, Role
+from rollplex_coordinator.options import Options
+from rollplex_coordinator.processes.node import DEVICE, Node, commands
+from rollplex_coordinator.processes.stop import Signals, StopRun
+from support.core import make_config
+from support.sockets import DEADLINE_S, Worker
+
+WORKER = """
+from rollplex.protocol.common import Role
+from rollplex.worker import run
+run(Role.ROLLOUT, lambda segments: None)
+"""
+MakeNode = Callable[..., Node]
+
+
+def run_of(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+@pytest.fixture
+def make_node(model_folder: Path, tmp_path: Path) -> Iterator[MakeNode]:
+    """make_node(rollout=python code, external=...): a node in a run directory of its own."""
+    with ExitStack() as stack:
+
+        def make(rollout: str = WORKER, *, leave_s: float = 10.0, **changes: Any) -> Node:
+            run_dir = tmp_path / "run"
+            claimed = stack.enter_context(claim(run_dir, "test-run"))
+            config = make_config(
+                model_folder, services={"rollout": run_of(rollout)}, deadlines={"leave_s": leave_s, "start_s": 20.0}
+            )
+            given: dict[str, Any] = {
+                "config": Path("c.yaml"),
+                "run_dir": run_dir,
+                "iterations": None,
+                "serve": False,
+                "external_workers": False,
+                "die_with_parent": False,
+            }
+            read_fd, write_fd = os.pipe2(os.O_NONBLOCK)
+            signals = Signals(read_fd=read_fd, write_fd=write_fd, received=[])
+            node = Node(claimed, "test-run", config, Options(**{**given, **changes}), signals)
+            node.signals = signals  # type: ignore[attr-defined] # for the test
+            stack.callback(os.close, read_fd)
+            stack.callback(os.close, write_fd)
+            stack.callback(lambda: _end(node))
+            return node
+
+        yield make
+
+
+def _end(node: Node) -> None:
+    """Whatever the test left."""
+    if node.link.hub._router.closed:
+        node.mailbox.close()
+        return
+    node.supervisor.stop()
+    node.mailbox.close()
+    node.link.hub.close()
+    node.holder.close_all()
+    node.record.close()
+
+
+def journalled(node: Node, kind: type[Any]) -> list[Any]:
+    with Reader(node.run_dir / "journal.sqlite") as reader:
+        return [record.event for record in reader.events_after(0, 1000) if isinstance(record.event, kind)]
+
+
+def join(node: Node, role: Role = Role.ROLLOUT) -> None:
+    node.start(role)
+    node.link.await_peers([role], DEADLINE_S)
+
+
+def test_a_child_that_is_started_is_let_in_and_journalled_with_its_log(make_node: MakeNode) -> None:
+    node = make_node()
+    join(node)
+    child = node.supervisor.child(Role.ROLLOUT)
+    assert child is not None
+    assert node.link.peers[Role.ROLLOUT].pid == child.pid
+    node.record.journal.flush()
+    (started,) = journalled(node, events.ServiceStarted)
+    assert (started.service, started.role, started.incarnation) == ("rollout[0:0]", Role.ROLLOUT, 1)
+    assert (started.pid, started.log_path) == (child.pid, str(child.log_path))
+
+
+def test_how_long_the_processes_took_to_join_is_journalled_for_the_start_of_the_run_only(make_node: MakeNode) -> None:
+    node = make_node()
+    node.record.enter(Phase.LOAD)
+    join(node)
+    node.record.enter(Phase.IDLE)
+    node.stop_child(Role.ROLLOUT)
+    join(node)
+    node.record.journal.flush()
+    one, both = journalled(node, events.StageDone)
+    assert (one.name, both.name) == ("rollout process", "processes")
+    assert both.start_s <= one.start_s <= one.end_s <= both.end_s
+
+
+def test_a_child_that_ends_before_it_joins_is_a_death_with_its_exit_code_and_its_log(make_node: MakeNode) -> None:
+    node = make_node("raise SystemExit(5)")
+    node.record.enter(Phase.LOAD)
+    node.start(Role.ROLLOUT)
+    with pytest.raises(ServiceDied, match=r"rollout service died; got exit code 5.*join the run.*logs/rollout.log"):
+        node.link.await_peers([Role.ROLLOUT], DEADLINE_S)
+    node.record.journal.flush()
+    (died,) = journalled(node, events.ServiceDied)
+    assert (died.role, died.how, died.phase) == (Role.ROLLOUT, "exit code 5", "LOAD")
+    assert died.log_path.endswith("logs/rollout.log")
+    assert died.pid > 0
+
+
+def test_a_child_that_is_killed_is_a_death_at_once(make_node: MakeNode) -> None:
+    node = make_node()
+    join(node)
+    os.kill(node.link.peers[Role.ROLLOUT].pid, signal.SIGKILL)
+    with pytest.raises(ServiceDied, match="got killed by SIGKILL"):
+        node.link.pump(lambda: False)
+    node.record.journal.flush()
+    assert [event.how for event in journalled(node, events.ServiceDied)] == ["killed by SIGKILL"]
+
+
+def test_a_child_that_is_replaced_is_no_death_and_the_next_one_is_let_in(make_node: MakeNode) -> None:
+    node = make_node()
+    join(node)
+    first = node.link.peers[Role.ROLLOUT]
+    node.stop_child(Role.ROLLOUT)
+    assert not Path(f"/proc/{first.pid}").exists()
+    join(node)
+    second = node.link.peers[Role.ROLLOUT]
+    assert (second.incarnation, second.pid != first.pid) == (2, True)
+    node.record.journal.flush()
+    assert not journalled(node, events.ServiceDied)
+
+
+def test_workers_that_somebody_else_starts_are_only_awaited(make_node: MakeNode) -> None:
+    node = make_node(external_workers=True)
+    node.start(Role.ROLLOUT)
+    assert node.supervisor.child(Role.ROLLOUT) is None
+    with ThreadPoolExecutor() as pool:
+        coming = pool.submit(Worker, node.run_dir, Role.ROLLOUT, 4)
+        node.link.await_peers([Role.ROLLOUT], DEADLINE_S)
+        worker = coming.result(DEADLINE_S)
+    assert node.link.peers[Role.ROLLOUT].incarnation == 4
+    node.record.journal.flush()
+    (started,) = journalled(node, events.ServiceStarted)
+    assert (started.incarnation, started.pid, started.log_path) == (4, os.getpid(), "")
+    worker.die()
+    with pytest.raises(ServiceDied, match="its connection ended.*the log of its container"):
+        node.link.pump(lambda: False)
+    worker.close()
+
+
+def test_the_end_tells_everybody_to_leave_and_closes_everything(make_node: MakeNode) -> None:
+    node = make_node()
+    join(node)
+    child = node.supervisor.child(Role.ROLLOUT)
+    assert child is not None
+    segment = node.holder.create(Kind.INPUTS, 4096, lease=1)
+    node.end("the run ended")
+    assert child.process.returncode == 0
+    assert "told to leave: the run ended" in child.log_path.read_text()
+    assert node.holder.find(segment.segment) is None
+    assert not Path(f"/proc/{child.pid}").exists()
+
+
+def test_a_child_that_does_not_leave_in_time_is_killed_and_named(
+    make_node: MakeNode, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = make_node("import time; time.sleep(600)", leave_s=0.2)
+    node.start(Role.ROLLOUT)
+    starting = node.supervisor.child(Role.ROLLOUT)
+    assert starting is not None
+    node.end("the run ended")
+    assert starting.process.returncode == -signal.SIGKILL
+    assert "did not leave" not in caplog.text, "it was still starting: nobody could tell it"
+
+
+def test_a_worker_that_hangs_at_the_end_is_killed_and_named(
+    make_node: MakeNode, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = make_node(leave_s=0.3)
+    join(node)
+    peer = node.link.peers[Role.ROLLOUT]
+    os.kill(peer.pid, signal.SIGSTOP)
+    node.end("the run ended")
+    assert "rollout did not leave in time and was killed" in caplog.text
+    assert not Path(f"/proc/{peer.pid}").exists()
+
+
+def test_a_signal_stops_the_run(make_node: MakeNode) -> None:
+    node = make_node()
+    signals: Signals = node.signals  # type: ignore[attr-defined] # set above
+    signals.received.append(signal.SIGINT)
+    os.write(signals.write_fd, b"s")
+    with pytest.raises(StopRun, match="SIGINT") as caught:
+        node.link.pump(lambda: False)
+    assert caught.value.exit_code == 130
+
+
+def test_calls_from_other_threads_are_served_by_the_loop(make_node: MakeNode) -> None:
+    node = make_node()
+    with ThreadPoolExecutor() as pool:
+        result = pool.submit(node.mailbox.call, lambda: "answer", "a question", DEADLINE_S)
+        node.link.pump(result.done)
+    assert result.result() == "answer"
+
+
+def test_the_end_of_the_process_that_started_it_ends_the_run(
+    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent = subprocess.Popen(run_of("import time; time.sleep(600)"))
+    monkeypatch.setattr(os, "getppid", lambda: parent.pid)
+    node = make_node(die_with_parent=True)
+    turns: list[float] = []
+    node.link.after_turn = lambda: turns.append(time.monotonic())
+    node.link.pump(lambda: bool(turns))
+    parent.kill()
+    with pytest.raises(StopRun, match="the end of the process that started it") as caught:
+        node.link.pump(lambda: False)
+    assert caught.value.exit_code == 1
+    parent.wait(10)
+
+
+def test_only_the_services_that_the_configuration_names_are_replaced(model_folder: Path) -> None:
+    assert commands(make_config(model_folder)) == {}
+    named = make_config(model_folder, services={"prefix": ["their-prefix", "--fast"]})
+    assert commands(named) == {Role.PREFIX: ("their-prefix", "--fast")}
+    assert str(DEVICE) == "0:0"

@@ -1,0 +1,130 @@
+"""Child processes: how they are started, how their end is seen, how they are ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rollplex.protocol.common import Device, Role
+from rollplex_coordinator.processes.supervisor import MODULES, Child, Supervisor
+
+DEADLINE_S = 20.0
+TELL = """
+import json, os, sys
+print(json.dumps({"argv": sys.argv[1:], "session": os.getsid(0), "pid": os.getpid(), "stdin": sys.stdin.read(),
+                  "threads": os.environ["OMP_NUM_THREADS"], "offline": os.environ["HF_HUB_OFFLINE"],
+                  "fds": sorted(os.listdir("/proc/self/fd"))}))
+print("to stderr", file=sys.stderr)
+"""
+SLEEP = "import time; time.sleep(600)"
+
+Make = Callable[..., Supervisor]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    """make({Role.ROLLOUT: python code}): a supervisor whose children run this code."""
+    made: list[Supervisor] = []
+
+    def supervisor(programs: dict[Role, str], threads: int = 3) -> Supervisor:
+        commands = {role: (sys.executable, "-c", code) for role, code in programs.items()}
+        made.append(Supervisor(tmp_path, threads, commands))
+        return made[-1]
+
+    yield supervisor
+    for each in made:
+        each.stop()
+
+
+def ended(child: Child) -> bool:
+    """Wait for the end as the coordinator's loop does: by the descriptor."""
+    return bool(select.select([child.pidfd], [], [], DEADLINE_S)[0])
+
+
+def test_a_child_gets_its_place_on_the_command_line_and_a_session_log_and_thread_pool_of_its_own(make: Make) -> None:
+    supervisor = make({Role.ROLLOUT: TELL})
+    child = supervisor.start(Role.ROLLOUT, Device(node=0, index=2))
+    assert ended(child)
+    first, second = child.log_path.read_text().splitlines()
+    told = json.loads(first)
+    run_dir = child.log_path.parent.parent
+    assert told["argv"] == ["--run-dir", str(run_dir), "--device", "0:2", "--incarnation", "1"]
+    assert told["session"] == told["pid"] == child.pid
+    assert (told["stdin"], told["threads"], told["offline"]) == ("", "3", "1")
+    assert len(told["fds"]) <= 4, "nothing of the coordinator's is inherited"
+    assert second == "to stderr"
+    assert child.log_path == run_dir / "logs" / "rollout.log"
+    assert supervisor.log_text(Role.ROLLOUT) == str(child.log_path)
+
+
+def test_incarnations_count_up_and_logs_go_on(make: Make) -> None:
+    supervisor = make({Role.REWARD: "import sys; print(sys.argv[-1])"})
+    for incarnation in (1, 2, 3):
+        child = supervisor.start(Role.REWARD, Device())
+        assert child.incarnation == incarnation
+        assert ended(child)
+        supervisor.kill(Role.REWARD)
+        assert supervisor.child(Role.REWARD) is None
+    assert child.log_path.read_text().split() == ["1", "2", "3"]
+
+
+@pytest.mark.parametrize(
+    ("code", "how"),
+    [
+        ("raise SystemExit(3)", "exit code 3"),
+        ("pass", "exit code 0"),
+        ("import os; os.kill(os.getpid(), 9)", "killed by SIGKILL"),
+        ("import os; os.kill(os.getpid(), 11)", "killed by SIGSEGV"),
+    ],
+)
+def test_how_a_child_ended_is_said_in_words(make: Make, code: str, how: str) -> None:
+    supervisor = make({Role.TRAINER: code})
+    child = supervisor.start(Role.TRAINER, Device())
+    assert ended(child)
+    assert supervisor.exit_text(Role.TRAINER) == how
+    assert supervisor.child(Role.TRAINER) is child
+    assert not supervisor.running
+
+
+def test_of_a_child_that_runs_and_of_somebody_else_s_nothing_is_said(make: Make) -> None:
+    supervisor = make({Role.PREFIX: SLEEP})
+    child = supervisor.start(Role.PREFIX, Device())
+    assert supervisor.running
+    assert (supervisor.exit_text(Role.PREFIX), supervisor.exit_text(Role.ROLLOUT)) == ("", "")
+    assert supervisor.log_text(Role.ROLLOUT) == ""
+    assert not select.select([child.pidfd], [], [], 0)[0]
+    os.kill(child.pid, signal.SIGTERM)
+    assert ended(child)
+    assert supervisor.exit_text(Role.PREFIX) == "killed by SIGTERM"
+
+
+def test_ending_all_names_those_that_had_to_be_killed_and_leaves_no_process_and_no_descriptor(make: Make) -> None:
+    supervisor = make({Role.PREFIX: SLEEP, Role.ROLLOUT: "pass"})
+    late, early = supervisor.start(Role.PREFIX, Device()), supervisor.start(Role.ROLLOUT, Device())
+    assert ended(early)
+    assert supervisor.stop() == [Role.PREFIX]
+    assert late.process.returncode == -signal.SIGKILL
+    for child in (late, early):
+        assert not Path(f"/proc/{child.pid}").exists()
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(child.pidfd)
+    assert supervisor.stop() == []
+
+
+def test_killing_who_was_never_started_does_nothing(make: Make) -> None:
+    make({}).kill(Role.TRAINER)
+
+
+def test_each_role_is_a_module_that_can_be_run() -> None:
+    for module in MODULES.values():
+        __import__(module)
+        name = sys.modules[module].__file__
+        assert name is not None
+        assert (Path(name).parent / "__main__.py").is_file(), module

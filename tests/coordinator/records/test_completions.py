@@ -1,0 +1,62 @@
+"""The lines of completions.jsonl: complete, one for each response, and JSON whatever the model wrote."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from rollplex.protocol.reward import GroupRewarded
+from rollplex_coordinator.records.completions import completions_of, lines
+from support.files import completion
+from support.workers import doubles
+
+NAN = float("nan")
+
+
+def read(text: bytes) -> list[dict[str, Any]]:
+    """As a strict reader does: UTF-8, and a line for each that `splitlines` sees."""
+    return [json.loads(line) for line in text.decode("utf-8").splitlines()]
+
+
+def test_a_group_gives_a_line_for_each_response() -> None:
+    message = GroupRewarded(
+        cause=1, step=7, group=2, rewards=doubles(1.0, NAN), by_function=(doubles(1.0, NAN), doubles(NAN, NAN)),
+        texts=("seven", "…"), start_s=0.0, end_s=1.0,
+    )  # fmt: skip
+    found = completions_of(
+        message, source="held_out", version=6, row=40, group=18, lengths=(2, 5), stopped=(True, False),
+        names=("right", "short"),
+    )  # fmt: skip
+    same = {"source": "held_out", "step": 7, "version": 6, "row": 40, "group": 18}
+    assert read(lines(found)) == [
+        {**same, "sample": 0, "completion": "seven", "reward": 1.0, "rewards": {"right": 1.0, "short": None},
+         "tokens": 2, "stopped": True},
+        {**same, "sample": 1, "completion": "…", "reward": None, "rewards": {"right": None, "short": None},
+         "tokens": 5, "stopped": False},
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        'a "quoted" \\ text',
+        "two\nlines\r\n",
+        "\x00\x1f\x7f",
+        "\u0085\u2028\u2029",
+        "日本語 🙂",
+        "\v\f\x1c",
+        "\ufeff",
+    ],
+)
+def test_any_text_is_one_line_and_comes_back(text: str) -> None:
+    (row,) = read(lines([completion(text)]))
+    assert row["completion"] == text
+
+
+def test_what_utf8_cannot_carry_is_escaped_and_the_rest_is_kept() -> None:
+    (row,) = read(lines([completion("a\ud800b\u2028")]))
+    assert row["completion"] == "a\\ud800b\u2028"
+    assert row["rewards"] == {"right": 1.0}

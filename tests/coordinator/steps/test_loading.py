@@ -1,0 +1,190 @@
+"""From a checked configuration to a loaded node: what each worker is given, and what it may not answer."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from rollplex.config import Config
+from rollplex.errors import ModelError
+from rollplex.journal.events import LeaseGranted, ServiceReady, StageDone
+from rollplex.journal.phases import Phase
+from rollplex.memory.segment import backend
+from rollplex.protocol.common import ErrorReport, Failed, Kind, Loaded, Role
+from rollplex.protocol.inputs import OpenData
+from rollplex.protocol.prefix import LoadPrefix
+from rollplex.protocol.reward import OpenRewards, RewardsOpened
+from rollplex.protocol.rollout import LoadRollout
+from rollplex.protocol.trainer import LoadTrainer
+from rollplex_coordinator.decisions.ledger import Ledger
+from rollplex_coordinator.memory.holder import Holder
+from rollplex_coordinator.memory.leasing import Memory
+from rollplex_coordinator.memory.sizes import Sizes
+from rollplex_coordinator.processes.link import Link, WorkerFailed
+from rollplex_coordinator.records.record import Record
+from rollplex_coordinator.steps.loading import check_data, load_models, open_rewards
+from support.core import AMPLE, DEVICE, FakeJournal, NoSupervisor, make_config
+from support.core import check_data as data_of
+from support.workers import FakeHub, Workers
+
+
+@dataclass
+class Loading:
+    """What `loading` needs of a node, over workers without processes."""
+
+    config: Config
+    link: Link
+    record: Record
+    memory: Memory
+    holder: Holder
+    workers: Workers
+    journal: FakeJournal
+    story: list[tuple[Any, ...]]
+
+    def load(self) -> dict[Role, Loaded]:
+        return load_models(self, self.memory, Sizes(self.config), data_of(self.config))  # type: ignore[arg-type]
+
+    def sent(self, kind: type[Any]) -> Any:
+        (message,) = [entry[2] for entry in self.story if isinstance(entry[2], kind)]
+        return message
+
+
+@pytest.fixture
+def make_loading(model_folder: Path, tmp_path: Path) -> Iterator[Callable[..., Loading]]:
+    made: list[Loading] = []
+
+    def make(**sections: Any) -> Loading:
+        config, rng, story = make_config(model_folder, **sections), random.Random(0), list[tuple[Any, ...]]()
+        workers, journal, holder = Workers(rng), FakeJournal(story), Holder(backend("host"))
+        table_bytes = Sizes(config).table.total_bytes
+        for kind in (LoadTrainer, LoadPrefix, LoadRollout):
+            workers.answers[kind] = lambda m: [Loaded(cause=m.cause, table_bytes=table_bytes)]
+        hub = FakeHub(workers, rng, lambda _: None, story)
+        link = Link(hub, NoSupervisor(), 10.0, clock=lambda: 0.0)  # type: ignore[arg-type] # fakes
+        link.await_peers(Role, 10.0)
+        record = Record(tmp_path, journal)  # type: ignore[arg-type] # has what Record uses of a journal
+        memory = Memory(Ledger({DEVICE: AMPLE}), holder, record, DEVICE)
+        memory.enter(Phase.LOAD)
+        made.append(Loading(config, link, record, memory, holder, workers, journal, story))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.holder.close_all()
+        each.record.close()
+
+
+def test_all_workers_map_one_copy_of_the_weights_and_the_trainer_sees_both_arenas(
+    make_loading: Callable[..., Loading],
+) -> None:
+    loading = make_loading()
+    answers = loading.load()
+    assert set(answers) == {Role.TRAINER, Role.PREFIX, Role.ROLLOUT}
+    trainer, prefix, rollout = (loading.sent(kind) for kind in (LoadTrainer, LoadPrefix, LoadRollout))
+    sizes = Sizes(loading.config)
+    assert trainer.actor == prefix.actor == rollout.actor
+    assert (trainer.actor.kind, trainer.actor.size_bytes) == (Kind.ACTOR_WEIGHTS, sizes.table.total_bytes)
+    assert trainer.reference == prefix.reference
+    assert trainer.reference.size_bytes == sizes.reference_bytes
+    assert trainer.prefix_gradients == prefix.gradients != trainer.gradients
+    assert trainer.gradients.size_bytes == prefix.gradients.size_bytes == sizes.gradient_bytes
+    assert trainer.optimizer_state.size_bytes == sizes.optimizer_bytes
+    assert trainer.model == prefix.model == rollout.model
+    assert (trainer.model.table_hash, trainer.model.never_sampled) == (sizes.table.hash, (1, 2))
+    assert prefix.temperature == trainer.algorithm.temperature == loading.config.rollout.temperature
+    granted = [event for event in loading.journal.events if isinstance(event, LeaseGranted)]
+    assert sorted(event.kind for event in granted) == sorted(
+        [Kind.ACTOR_WEIGHTS, Kind.REFERENCE_WEIGHTS, Kind.GRADIENTS, Kind.GRADIENTS, Kind.OPTIMIZER_STATE]
+    )
+    ready = [event for event in loading.journal.events if isinstance(event, ServiceReady)]
+    assert {event.service for event in ready} == {"trainer[0:0]", "prefix[0:0]", "rollout[0:0]"}
+    *roles, whole = [event for event in loading.journal.events if isinstance(event, StageDone)]
+    assert {event.name for event in roles} == {"load trainer", "load prefix", "load rollout"}
+    assert whole.name == "load model"
+    assert all(event.start_s == roles[0].start_s <= event.end_s <= whole.end_s for event in roles)
+
+
+def test_what_is_loaded_stays_to_the_end(make_loading: Callable[..., Loading]) -> None:
+    loading = make_loading()
+    loading.load()
+    held = loading.holder.measured()
+    for phase in (Phase.ROLLOUT, Phase.UPDATE, Phase.IDLE, Phase.ROLLOUT, Phase.DRAIN):
+        loading.memory.enter(phase)
+    assert loading.holder.measured() == held
+    assert len(held) == 5
+
+
+def test_without_a_divergence_term_there_is_no_reference(make_loading: Callable[..., Loading]) -> None:
+    loading = make_loading(algorithm={"beta": 0.0})
+    loading.load()
+    assert loading.sent(LoadTrainer).reference is None
+    assert loading.sent(LoadPrefix).reference is None
+    assert Kind.REFERENCE_WEIGHTS not in {e.kind for e in loading.journal.events if isinstance(e, LeaseGranted)}
+
+
+@pytest.mark.parametrize(("kind", "role"), [(LoadTrainer, "trainer"), (LoadPrefix, "prefix"), (LoadRollout, "rollout")])
+def test_a_worker_with_another_table_is_refused_with_both_sizes(
+    make_loading: Callable[..., Loading], kind: type, role: str
+) -> None:
+    loading = make_loading()
+    loading.workers.answers[kind] = lambda m: [Loaded(cause=m.cause, table_bytes=77)]
+    size = Sizes(loading.config).table.total_bytes
+    with pytest.raises(
+        ModelError, match=f"the {role} service has another parameter table; got 77 bytes; needed {size}"
+    ):
+        loading.load()
+
+
+def test_the_input_child_checks_every_source_with_the_tokens_that_the_configuration_names(
+    make_loading: Callable[..., Loading], caplog: pytest.LogCaptureFixture
+) -> None:
+    loading = make_loading(
+        eval=[{"name": "held_out", "data": "other.jsonl"}],
+        rollout={"never_sample": ["<x>"], "stop_tokens": ["<end>"]},
+        data={"on_bad_row": "skip"},
+    )
+    found = data_of(loading.config)
+    rejected = (replace(found.sources[0], rejected=("row 3: no prompt",), warnings=("odd",)), found.sources[1])
+    loading.workers.answers[OpenData] = lambda m: [replace(found, cause=m.cause, sources=rejected)]
+    data = check_data(loading)  # type: ignore[arg-type] # a Loading has what is used of a Node
+    m = loading.sent(OpenData)
+    assert [source.name for source in m.sources] == ["train", "held_out"]
+    assert all(source.skip_bad_rows for source in m.sources)
+    assert (m.never_sample, m.stop_tokens) == (("<x>",), ("<end>",))
+    assert data.sources == rejected
+    assert "data train: row 3: no prompt" in caplog.text
+    assert "data train: odd" in caplog.text
+
+
+def test_a_dataset_that_cannot_be_used_ends_the_run_in_the_child_s_words(make_loading: Callable[..., Loading]) -> None:
+    loading = make_loading()
+    report = ErrorReport(kind="DataError", what="there is no image", where="rows.jsonl, row 3")
+    loading.workers.answers[OpenData] = lambda m: [Failed(cause=m.cause, error=report)]
+    with pytest.raises(WorkerFailed, match="rows.jsonl, row 3: there is no image"):
+        check_data(loading)  # type: ignore[arg-type] # a Loading has what is used of a Node
+
+
+def test_the_reward_child_gets_functions_weights_and_limits_and_says_how_it_takes_them(
+    make_loading: Callable[..., Loading], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    functions = [{"function": "a.py:right", "weight": 0.5}, {"function": "b:short", "weight": 0.0}]
+    loading = make_loading(rewards={"functions": functions, "time_limit_s": 3.0, "memory_limit": 1024, "workers": 3})
+    loading.workers.answers[OpenRewards] = lambda m: [
+        RewardsOpened(
+            cause=m.cause, names=("right", "short"), fingerprints=("a", "b"), notes=("right is TRL's", "short too")
+        )
+    ]
+    found = open_rewards(loading)  # type: ignore[arg-type] # a Loading has what is used of a Node
+    assert found == {"right": "a", "short": "b"}
+    m = loading.sent(OpenRewards)
+    assert [(f.spec.rpartition(":")[2], f.weight) for f in m.functions] == [("right", 0.5), ("short", 0.0)]
+    assert (m.time_limit_s, m.memory_limit_bytes, m.workers) == (3.0, 1024, 3)
+    said = [record.getMessage() for record in caplog.records if record.name == "rollplex.coordinator"]
+    assert said[-2:] == ["rewards: right is TRL's", "rewards: short too"]
