@@ -17,6 +17,7 @@ run.tensorboard run.log_completions
 model.path model.dtype model.freeze_vision
 data.path data.split data.shape data.columns data.format_prompt data.image_dir data.prompts_per_iteration data.shuffle
 data.max_prompt_tokens data.max_image_pixels data.min_pixels data.max_pixels data.chat_template data.on_bad_row
+data.video_fps data.max_frames
 rollout.engine rollout.group_size rollout.max_new_tokens rollout.temperature rollout.top_p rollout.top_k
 rollout.stop_tokens rollout.never_sample rollout.forced_lengths
 rewards.functions rewards.functions.function rewards.functions.weight rewards.functions.signature

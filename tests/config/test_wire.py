@@ -191,3 +191,8 @@ def test_bounds_of_pixels_and_the_template_reach_every_dataset(make: Make) -> No
         assert (source.min_pixels, source.max_pixels, source.chat_template) == (0, 0, "")
     for source in wire.data_sources(make(data={"min_pixels": 5, "max_pixels": 6000, "chat_template": "c.jinja"})):
         assert (source.min_pixels, source.max_pixels, source.chat_template) == (5, 6000, "c.jinja")
+
+
+def test_how_videos_are_sampled_reaches_every_dataset(make: Make) -> None:
+    for source in wire.data_sources(make(data={"video_fps": 0.5, "max_frames": 8})):
+        assert (source.video_fps, source.max_frames) == (0.5, 8)

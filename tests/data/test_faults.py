@@ -101,11 +101,11 @@ FAULTS: dict[str, tuple[dict[str, object], str]] = {
     ),
     "a file of no bytes": (
         with_image("zero.png"),
-        "This image file is empty; got 'zero.png', 0 bytes; needed 1 to 1073741824 bytes",
+        "This file is empty; got 'zero.png', 0 bytes; needed 1 to 1073741824 bytes",
     ),
     "bytes of no length": (
         with_image({"bytes": ""}),
-        "This image file is empty; got '\"images\"[0]', 0 bytes; needed 1 to 1073741824 bytes",
+        "This file is empty; got '\"images\"[0]', 0 bytes; needed 1 to 1073741824 bytes",
     ),
     "a truncated PNG": (
         with_image("cut.png"),

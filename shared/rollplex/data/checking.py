@@ -13,12 +13,12 @@ import msgspec
 from msgspec import Struct
 
 from rollplex.data.images import Header, ImageFolder
-from rollplex.data.media import Embedded, Place, Video
+from rollplex.data.media import Embedded, Footage, Place, Video
 from rollplex.data.patches import Grid, image_grid, video_grid
 from rollplex.data.processor import Rules
 from rollplex.data.prompts import PromptMaker, marks_in
 from rollplex.data.rows import Row, Rows, located
-from rollplex.data.videos import Videos
+from rollplex.data.videos import VideoHeader, Videos
 from rollplex.errors import DataError
 
 
@@ -73,10 +73,12 @@ class RowChecker:
         self._max_prompt_tokens = max_prompt_tokens
         self._decode = decode
         self._headers: dict[str, Header] = {}
+        self._video_headers: dict[Video, VideoHeader] = {}
 
     def forget(self) -> None:
         """Let go of what was kept about images that several rows have."""
         self._headers.clear()
+        self._video_headers.clear()
 
     def check(self, number: int, identify: Callable[[bytes], None] = lambda _: None) -> RowFacts:
         """Check one row.
@@ -138,7 +140,11 @@ class RowChecker:
         return header.width, header.height
 
     def _video_size(self, video: Video, identify: Callable[[bytes], None]) -> tuple[int, int, int]:
-        header = self._videos.header(video, self._header, decode=self._decode)
+        header = self._video_headers.get(video)
+        if header is None:
+            header = self._videos.header(video, self._header, decode=self._decode)
+            if isinstance(video, Footage) and isinstance(video.place, str):
+                self._video_headers[video] = header
         for identity in header.identities:
             identify(identity)
         return header.frames, header.width, header.height

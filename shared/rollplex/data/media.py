@@ -157,21 +157,16 @@ def _decoded(text: str, name: str) -> bytes:
 def _video(value: object, name: str, rate: object) -> Video:
     """A list of frames, a file, or an object of one of them as verl and Qwen have it: {"video": …, "fps": 2}."""
     fps = _rate(rate)
-    match value:
-        case {"video": inner, **more} if set(_held(more)) <= {"fps", "type"}:
-            return _video(inner, name, more.get("fps", rate))
-        case list():
-            return Clip(frames=_frames(value, name), fps=DEFAULT_FPS if fps is None else fps)
-        case str() | bytes():
-            return Footage(place=_image(value, name), fps=fps)
-        case dict() if set(_held(value)) <= {"bytes", "path"}:
-            return Footage(place=_image_object(cast("Mapping[str, object]", value), name), fps=fps)
-        case _:
-            raise DataError(f"{name} has the wrong form", got=kind_of(value), needed=_VIDEO)
-
-
-def _held(fields: Mapping[str, object]) -> dict[str, object]:
-    return {key: value for key, value in fields.items() if value is not None}
+    if isinstance(value, list):
+        return Clip(frames=_frames(value, name), fps=DEFAULT_FPS if fps is None else fps)
+    if isinstance(value, str | bytes):
+        return Footage(place=_image(value, name), fps=fps)
+    held = {key: item for key, item in value.items() if item is not None} if isinstance(value, dict) else {}
+    if "video" in held and set(held) <= {"video", "fps", "type"} and not isinstance(held["video"], dict):
+        return _video(held["video"], name, held.get("fps", rate))
+    if held and set(held) <= {"bytes", "path"}:
+        return Footage(place=_image_object(held, name), fps=fps)
+    raise DataError(f"{name} has the wrong form", got=kind_of(value), needed=_VIDEO)
 
 
 def _rate(number: object) -> float | None:

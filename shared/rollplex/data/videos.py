@@ -207,20 +207,22 @@ class _Footage:
             yield frame
 
     def _count(self) -> int:
-        """Packets of the stream, so its frames; nothing is decoded."""
-        total = 0
+        """Frames of the stream, by its packets; nothing is decoded. Those that are not to be shown do not count."""
+        packets, shown = 0, 0
         for packet in self._container.demux(self._stream):
-            total += 1 if packet.size else 0
-            if total > MAX_FILE_FRAMES:
+            if packet.size:
+                packets += 1
+                shown += not packet.is_discard
+            if packets > MAX_FILE_FRAMES:
                 needed = f"at most {MAX_FILE_FRAMES} frames"
                 raise DataError("This video is too long", got=repr(self._name), needed=needed, do="Cut it.")
-        if not total or total < self._stream.frames:
+        if not shown or packets < self._stream.frames:
             raise DataError(
                 "This video is not whole",
-                got=f"{self._name!r}, {total} frames",
+                got=f"{self._name!r}, {packets} frames",
                 needed=f"{self._stream.frames}, as it says" if self._stream.frames else "at least one",
             )
-        return total
+        return shown
 
 
 def frames_taken(total: int, rate: float, sampling: Sampling) -> list[int]:
