@@ -15,7 +15,10 @@ from rollplex.data.order import rows_of_step
 from rollplex.data.patches import image_patches
 from rollplex.data.processor import Rules
 from rollplex.data.prompts import PromptMaker
+from rollplex.data.report import examine
 from rollplex.data.source import Source
+from rollplex.data.source import open_source as open_for
+from rollplex.data.tokenizer import TextTokenizer
 from rollplex.errors import DataError
 from rollplex.protocol.inputs import DataSource
 
@@ -151,6 +154,28 @@ def test_the_fingerprint_follows_rows_and_images_and_not_places_or_dates(
     assert open_source(dataset(list(reversed(ROWS)))).check().fingerprint != first
     (images / "a.png").write_bytes((images / "f1.png").read_bytes())
     assert open_source(dataset(ROWS)).check().fingerprint != first
+
+
+def test_the_fingerprint_follows_what_is_put_around_the_rows(
+    dataset: Dataset, tokenizer: TextTokenizer, model_folder: Path, tmp_path: Path
+) -> None:
+    row = {"problem": "q", "answer": "a"}
+    (tmp_path / "format.jinja").write_text("{{ content }}!")
+    (tmp_path / "chat.jinja").write_text("{{ messages[0].content }}")
+    own = {
+        "none": dataset([row]),
+        "format": dataset([row], format_prompt=str(tmp_path / "format.jinja")),
+        "chat": dataset([row], chat_template=str(tmp_path / "chat.jinja")),
+    }
+    found = {name: open_for(source, model_folder, tokenizer).check().fingerprint for name, source in own.items()}
+    assert len(set(found.values())) == 3
+    for file in ("format.jinja", "chat.jinja"):
+        with (tmp_path / file).open("a") as opened:
+            opened.write("?")
+    after = {name: open_for(source, model_folder, tokenizer).check().fingerprint for name, source in own.items()}
+    assert [name for name in own if after[name] != found[name]] == ["format", "chat"]
+    for name, source in own.items():
+        assert examine(source, model_folder, decode=False).fingerprint == after[name]
 
 
 def test_an_image_that_changes_after_the_check_is_noticed(dataset: Dataset, open_source: Open, images: Path) -> None:

@@ -25,11 +25,11 @@ class FormatPrompt:
     """
 
     def __init__(self, source: str) -> None:
-        source = source if "{{" in source else _read(Path(source))
+        self.source = (source if "{{" in source else _read(Path(source))).strip()
         environment = sandbox.ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined, autoescape=False)
         try:
-            unknown = meta.find_undeclared_variables(environment.parse(source.strip()))
-            self._template = environment.from_string(source.strip())
+            unknown = meta.find_undeclared_variables(environment.parse(self.source))
+            self._template = environment.from_string(self.source)
         except (jinja2.TemplateError, RecursionError) as error:
             raise ConfigError(
                 "The format prompt does not compile", got=str(error), where="data.format_prompt"

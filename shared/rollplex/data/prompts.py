@@ -15,6 +15,7 @@ files nor pixels: it is given the grids.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import re
 from collections.abc import Callable, Sequence
@@ -79,6 +80,10 @@ class PromptMaker:
         self._tokenizer = tokenizer
         self._shape = shape
         self._template: ChatTemplate | None = None if template is None else tokenizer.template(template)
+        self.template_digest = (
+            b"" if template is None else hashlib.blake2b(template.read_bytes(), digest_size=32).digest()
+        )
+        """32 bytes of a template in place of the model's own; empty if there is none."""
         start, end = tokenizer.text_of(shape.vision_start_id), tokenizer.text_of(shape.vision_end_id)
         image, video = tokenizer.text_of(shape.image_id), tokenizer.text_of(shape.video_id)
         self._marks = {"<image>": start + image + end, "<video>": start + video + end}

@@ -133,7 +133,8 @@ def examine(source: DataSource, model: Path | None, *, decode: bool) -> Report:
     checker = RowChecker(
         rows, images, videos, maker=maker, rules=rules, max_prompt_tokens=source.max_prompt_tokens, decode=decode
     )
-    digest = hashlib.blake2b(rows.digest, digest_size=32)
+    template = b"" if maker is None else maker.template_digest
+    digest = hashlib.blake2b(rows.digest + template, digest_size=32)
     noticed, problems = Noticed(), _Problems()
     good: list[int] = []
     tally = _Tally()

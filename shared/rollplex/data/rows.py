@@ -11,6 +11,7 @@ Owns the form of a row. Does not know image files, templates or tokens.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -72,10 +73,10 @@ class Rows:
     ) -> None:
         names = dict(columns or {})
         _check_names(names)
-        prompt_format = FormatPrompt(format_prompt) if format_prompt else None
+        self._format = FormatPrompt(format_prompt) if format_prompt else None
         self._store = open_store(path, split, binary=binary)
         self.columns: tuple[str, ...] = ()
-        self._form = _Form(self._recognise(shape, names), names, prompt_format)
+        self._form = _Form(self._recognise(shape, names), names, self._format)
 
     @classmethod
     def of(cls, source: DataSource, *, binary: bool = True) -> Rows:
@@ -94,8 +95,10 @@ class Rows:
 
     @property
     def digest(self) -> bytes:
-        """32 bytes: of the rows' content."""
-        return self._store.digest
+        """32 bytes: of the rows' content, and of what is put around their questions."""
+        if self._format is None:
+            return self._store.digest
+        return hashlib.blake2b(self._store.digest + self._format.source.encode(), digest_size=32).digest()
 
     @property
     def format(self) -> str:

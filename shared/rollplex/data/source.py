@@ -64,7 +64,7 @@ class Source:
         Raises:
             DataError: the first bad row, unless bad rows are left out; or no good row at all.
         """
-        digest = hashlib.blake2b(self._rows.digest, digest_size=32)
+        digest = hashlib.blake2b(self._rows.digest + self._maker.template_digest, digest_size=32)
         reasons: list[str] = []
         noticed = Noticed()
         for number in range(len(self._rows)):
