@@ -285,6 +285,11 @@ def test_columns_are_read_under_the_names_that_the_configuration_gives_them(rows
     assert rows.row(0).columns["ground_truth"] == "a"
 
 
+def test_a_column_that_was_renamed_no_longer_speaks_for_another_shape(rows_of: RowsOf) -> None:
+    rows = rows_of({"problem": "q", "answer": "a"}, columns={"prompt": "problem"})
+    assert (rows.shape.name, rows.row(0).prompt) == (ShapeName.TRL, "q")
+
+
 def test_columns_that_were_renamed_are_named_as_the_file_has_them(rows_of: RowsOf) -> None:
     rows = rows_of({"q": "a", "p": "x"}, {"p": 3}, {"q": "a", "p": 3}, columns={"prompt": "q", "images": "p"})
     with pytest.raises(DataError, match=r'\(row 1\): This row has no "q"; got columns images'):

@@ -271,10 +271,13 @@ def kept():
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("VmRSS")).split()[1])
 
+import pyarrow.parquet
+if Path(sys.argv[1]).is_dir():
+    huggingface._import_datasets()
+before = kept()
 store = open_store(Path(sys.argv[1]))
 order = list(range(len(store)))
 after = []
-before = kept()
 for epoch in range(3):
     random.Random(epoch).shuffle(order)
     for number in order:
@@ -289,19 +292,19 @@ print(before, *after)
 @pytest.mark.parametrize("form", ["one row group", "small row groups", "saved"])
 def test_memory_stays_flat_over_epochs_of_rows_with_large_images(form: str, tmp_path: Path) -> None:
     noise = random.Random(0)
-    rows = [{"n": n, "images": [{"bytes": noise.randbytes(100_000), "path": None}]} for n in range(300)]
+    rows = [{"n": n, "images": [{"bytes": noise.randbytes(100_000), "path": None}]} for n in range(600)]
     if form == "saved":
         path = write_saved(tmp_path, rows)
     else:
         path = tmp_path / "rows.parquet"
-        size = 300 if form == "one row group" else 6
+        size = 600 if form == "one row group" else 6
         pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=size)
     command = [sys.executable, "-c", MEMORY, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     before, *after = [int(word) // 1024 for word in done.stdout.split()]
-    # 30 MB of rows; kept are at most 4 MiB of row groups, or 4 MiB mapped, and what the allocators hold back.
-    assert max(after) - before < 28, (before, after)
+    # 60 MB of rows; kept are at most 4 MiB of row groups, or 4 MiB mapped, and what the allocators hold back.
+    assert max(after) - before < 45, (before, after)
     assert after[-1] - after[0] < 12, after
 
 
