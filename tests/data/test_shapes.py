@@ -114,6 +114,21 @@ def test_images_inside_a_table_give_the_same_ids_and_pixels(
     assert same(theirs, prepared(FOLDER / "trl.jsonl", FOLDER, maker, rules))
 
 
+@pytest.mark.parametrize("write", [write_parquet, write_saved])
+def test_nothings_that_a_table_fills_in_are_no_part_of_a_message(
+    write: Callable[[Path, list[dict[str, Any]]], Path], tmp_path: Path, maker: PromptMaker, rules: Rules
+) -> None:
+    parts = [{"type": "image"}, {"type": "text", "text": "what colour is the square?"}]
+    first = {"role": "user", "content": parts}
+    image = (FOLDER / "images" / "red.png").read_bytes()
+    row: dict[str, Any] = {"prompt": [first], "images": [{"bytes": image, "path": None}], "answer": "red"}
+    named = {**row, "prompt": [{**first, "name": "someone", "content": [*parts, {"type": "image", "text": None}]}]}
+    split = {"split": "train"} if write is write_saved else {}
+    found = prepared(write(tmp_path, [row, {**named, "images": row["images"] * 2}]), tmp_path, maker, rules, **split)
+    assert same(found[:1], prepared(FOLDER / "trl.jsonl", FOLDER, maker, rules)[:1])
+    assert len(found[1].media) == 2
+
+
 @pytest.mark.parametrize(
     ("name", "column"),
     [
