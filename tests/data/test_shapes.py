@@ -86,8 +86,9 @@ def write_parquet(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 def write_saved(path: Path, rows: list[dict[str, Any]]) -> Path:
-    import datasets
+    import datasets as package
 
+    datasets: Any = package
     datasets.disable_progress_bars()
     saved = datasets.Dataset.from_list(rows)
     saved = saved.cast_column("images", datasets.Sequence(datasets.Image()))

@@ -64,8 +64,9 @@ def write_hub_folder(folder: Path, rows: Sequence[dict[str, Any]]) -> Path:
 
 
 def write_saved(folder: Path, rows: Sequence[dict[str, Any]]) -> Path:
-    import datasets
+    import datasets as package
 
+    datasets: Any = package
     datasets.disable_progress_bars()
     datasets.Dataset.from_list(list(rows)).save_to_disk(str(folder / "saved"), num_shards=2)
     return folder / "saved"
@@ -166,8 +167,9 @@ def test_a_folder_without_a_dataset_says_what_it_could_hold(tmp_path: Path) -> N
 
 
 def test_a_split_must_be_named_where_there_are_several(tmp_path: Path) -> None:
-    import datasets
+    import datasets as package
 
+    datasets: Any = package
     datasets.disable_progress_bars()
     saved = tmp_path / "saved"
     parts = {name: datasets.Dataset.from_list(PLAIN[:size]) for name, size in (("train", 5), ("test", 2))}

@@ -35,8 +35,9 @@ def trl(start: Start) -> Finished:
 @pytest.fixture
 def verl_folder(tmp_path: Path) -> Path:
     """verl's rows with the images inside, as a dataset of two splits."""
-    import datasets
+    import datasets as package
 
+    datasets: Any = package
     datasets.disable_progress_bars()
     rows: list[dict[str, Any]] = [json.loads(line) for line in (SHAPES / "verl.jsonl").read_text().splitlines()]
     for row in rows:

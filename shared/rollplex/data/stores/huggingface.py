@@ -92,10 +92,11 @@ def _import_datasets() -> Any:
         import datasets  # noqa: PLC0415 - an extra, and slow to import
     except ModuleNotFoundError as error:
         raise missing_extra("A dataset folder", "datasets", "data") from error
-    datasets.config.HF_HUB_OFFLINE = True
+    package: Any = datasets
+    package.config.HF_HUB_OFFLINE = True
     sys.modules["huggingface_hub"].constants.HF_HUB_OFFLINE = True
-    datasets.disable_progress_bars()
-    return datasets
+    package.disable_progress_bars()
+    return package
 
 
 def _of_split(folder: Path, split: str) -> Path:
