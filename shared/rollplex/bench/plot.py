@@ -9,6 +9,7 @@ from typing import Final
 from rollplex.bench.report import workload
 from rollplex.bench.result import Result
 from rollplex.bench.rows import PHASES
+from rollplex.bench.soak import Soak
 from rollplex.errors import ConfigError
 
 SUFFIXES: Final = (".svg", ".png")
@@ -84,3 +85,28 @@ def write_plot(result: Result, file: Path) -> None:
     figure.suptitle(f"{result.made.machine.text}, {result.date[:10]}\n{workload(result)}", fontsize=10)
     figure.legend(loc="outside lower center", ncols=len(PHASES), frameon=False)
     figure.savefig(file, dpi=150, metadata={"Date": None} if file.suffix.lower() == ".svg" else None)
+
+
+def write_memory_plot(found: Soak, file: Path) -> None:
+    """Draw resident memory over iterations, a line for each process.
+
+    Raises:
+        ConfigError: as `check_plot`.
+        OSError: the file cannot be written.
+    """
+    check_plot(file)
+    from matplotlib.figure import Figure  # noqa: PLC0415 - an extra, and slow to import
+
+    figure = Figure(figsize=(9.0, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for one in found.growth:
+        points = [(s.iterations, s.bytes[one.process] / 2**20) for s in found.samples if one.process in s.bytes]
+        axes.plot([at for at, _ in points], [size for _, size in points], label=one.process)
+    for epoch in range(1, found.epochs):
+        axes.axvline(epoch * found.rows / found.prompts, color="#BBBBBB", linewidth=0.8)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel(f"iterations ({found.prompts} prompts each); lines where an epoch ends")
+    axes.set_ylabel("resident, MiB")
+    axes.set_title(f"{found.rows} rows of {found.image_bytes / 1e6:.1f} MB, {found.epochs} epochs", fontsize=10)
+    axes.legend(fontsize=8)
+    figure.savefig(file)

@@ -1,4 +1,4 @@
-"""`rollplex bench schedules` and `rollplex bench workload`."""
+"""`rollplex bench schedules`, `rollplex bench workload` and `rollplex bench memory`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 
 from rollplex.config.environment import read_environment
 
-bench = typer.Typer(name="bench", help="Measure what sharing and overlapping prefixes gain.", no_args_is_help=True)
+bench = typer.Typer(name="bench", help="Measure speed and memory.", no_args_is_help=True)
 
 
 @bench.command()
@@ -89,3 +89,29 @@ def workload(
         f"for scoring and training: {written.token_ceiling:.2f}x"
     )
     say(str(written.config))
+
+
+@bench.command()
+def memory(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where rows and run go.")],
+    *,
+    rows: Annotated[int, typer.Option(min=1, metavar="N", help="Rows, one picture each.")] = 2000,
+    image_bytes: Annotated[int, typer.Option(min=10_000, metavar="N", help="Size of a picture's file.")] = 1_000_000,
+    epochs: Annotated[int, typer.Option(min=2, metavar="N", help="Passes over the rows.")] = 3,
+    prompts: Annotated[int, typer.Option(min=1, metavar="N", help="Prompts of each iteration.")] = 16,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw it: *.svg or *.png.")] = None,
+) -> None:
+    """Watch the resident memory of every process over epochs of large images. Exit code 1 if it grows."""
+    from rollplex.bench.plot import check_plot, write_memory_plot  # noqa: PLC0415 - help stays quick
+    from rollplex.bench.soak import lines, soak  # noqa: PLC0415
+    from rollplex.cli.output import say  # noqa: PLC0415
+
+    if plot is not None:
+        check_plot(plot)
+    found = soak(folder, rows=rows, image_bytes=image_bytes, epochs=epochs, prompts=prompts, say=say)
+    for line in lines(found):
+        say(line)
+    if plot is not None:
+        write_memory_plot(found, plot)
+    if found.grown:
+        raise typer.Exit(1)
