@@ -28,8 +28,8 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from rollplex.advantages import Float64s, standard_deviation
 from rollplex.protocol.trainer import Algorithm
-from rollplex_trainer.advantages import Float64s, standard_deviation
 from rollplex_trainer.losses import LossParts
 from rollplex_trainer.unit import SuffixUnit
 

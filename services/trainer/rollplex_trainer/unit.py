@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rollplex.advantages import Float64s, GroupAdvantages, group_advantages
 from rollplex.errors import ProtocolError
 from rollplex.model.responses import join_values, response_batch
 from rollplex.protocol.trainer import Algorithm, TrainSuffix, TrainWhole
-from rollplex_trainer.advantages import Float64s, GroupAdvantages, group_advantages
 
 
 @dataclass(frozen=True, kw_only=True)

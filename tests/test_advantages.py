@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
+from rollplex.advantages import Float64s, GroupAdvantages, group_advantages, standard_deviation
 from rollplex.errors import ProtocolError
 from rollplex.protocol.trainer import Loss, Scale
-from rollplex_trainer.advantages import Float64s, GroupAdvantages, group_advantages, standard_deviation
 
 GROUP = [0.0, 1.0, 0.25, 1.0]
 BATCH = [0.0, 1.0, 0.25, 1.0, 3.0, 3.0, 3.0, 3.0]

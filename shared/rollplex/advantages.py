@@ -1,7 +1,8 @@
 """Advantages of one group from its rewards.
 
 Owns: the baseline (group mean, or the mean of the others for RLOO), the divisor (spread of the group, of the whole
-step, or none) and which samples count. Does not know: tokens, log-probabilities, torch.
+step, or none) and which samples count. The trainer learns by them, the coordinator writes them down: one formula. Does
+not know: tokens, log-probabilities, torch.
 
 Rules that the formulas in papers leave open:
 
