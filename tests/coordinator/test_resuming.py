@@ -181,6 +181,9 @@ def test_records_are_those_of_the_moment_and_the_rest_is_kept_aside(tmp_path: Pa
     ]
     _lines(tmp_path / "completions.jsonl", *answers)
     before = (tmp_path / "metrics.jsonl").read_bytes()
+    (tmp_path / "samples").mkdir()
+    for name in ("step_0.html", "step_2.json", "step_3.html", "step_3.json", "step_10.html", "notes"):
+        (tmp_path / "samples" / name).write_text(name)
 
     attempt = set_back(tmp_path, resumption, _config(tmp_path))
 
@@ -197,7 +200,11 @@ def test_records_are_those_of_the_moment_and_the_rest_is_kept_aside(tmp_path: Pa
         "journal.sqlite-wal",
         "logs",
         "metrics.jsonl",
+        "samples",
     ]
+    assert {path.name for path in (tmp_path / "samples").iterdir()} == {"step_0.html", "step_2.json", "notes"}
+    moved = {path.name for path in (attempt / "samples").iterdir()}
+    assert moved == {"step_3.html", "step_3.json", "step_10.html"}
     assert not newer.exists()
     assert (attempt / "checkpoints/step_5").is_dir()
     assert latest(tmp_path / "checkpoints") == resumption.folder

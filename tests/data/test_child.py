@@ -20,6 +20,7 @@ from rollplex.data.source import Source
 from rollplex.errors import ConfigError, DataError, ModelError, SegmentError, StateError
 from rollplex.layout.shape import ModelShape, media_ids
 from rollplex.memory.segment import Mapping, backend
+from rollplex.protocol.codec import INPUT_CHANNEL
 from rollplex.protocol.common import Kind, Leave, SegmentRef
 from rollplex.protocol.inputs import (
     DataChecked,
@@ -28,6 +29,8 @@ from rollplex.protocol.inputs import (
     InputsWritten,
     OpenData,
     PrepareInputs,
+    RowsShown,
+    ShowRows,
     ToInput,
     WriteInputs,
 )
@@ -207,6 +210,19 @@ def test_what_is_written_is_what_was_prepared(
             rows = np.frombuffer(content, np.float32, medium.rows * 1176, medium.offset)
             assert np.array_equal(rows.reshape(medium.rows, 1176), patches.numbers())
     assert ends[-1] <= sized.size_bytes < ends[-1] + ALIGN_BYTES
+
+
+def test_rows_are_shown_whatever_is_wrong_with_one(service: InputService, opening: Opening) -> None:
+    ask(service, opening(), DataChecked)
+    shown = ask(service, ShowRows(cause=5, step=50, source="train", rows=(2, 9, 0)), RowsShown)
+    assert (shown.cause, shown.step) == (5, 50)
+    assert [row.row for row in shown.rows] == [2, 9, 0]
+    assert [item.name for item in shown.rows[0].media] == ["image 1", "video 1"]
+    assert "no such row" in shown.rows[1].problem
+    assert shown.rows[2].media[0].png.startswith(b"\x89PNG")
+    INPUT_CHANNEL.from_worker.encode(shown)
+    with pytest.raises(StateError, match="No such dataset"):
+        ask(service, ShowRows(cause=5, step=50, source="other", rows=(0,)), RowsShown)
 
 
 def test_steps_are_prepared_ahead_and_written_in_any_order(

@@ -23,6 +23,7 @@ def settings(project: Project) -> dict[str, object]:
         "checkpoint.every": 2,
         "run.iterations": ITERATIONS,
         "optimizer.schedule": "linear",
+        "run.sample_every": 2,
         "eval": [
             {"name": "often", "data": data, "every": 3, "limit": 6},
             {"name": "at_the_end", "data": data, "limit": 6},
@@ -45,6 +46,9 @@ def _assert_same(resumed: Finished, straight: Finished) -> None:
     assert [row["step"] for row in resumed.metrics] == list(range(ITERATIONS))
     for name in ("metrics.jsonl", "eval.jsonl", "completions.jsonl"):
         assert _without_times(resumed.run_dir / name) == _without_times(straight.run_dir / name), name
+    for step in (0, 2, 4):
+        name = f"samples/step_{step}.json"
+        assert (resumed.run_dir / name).read_bytes() == (straight.run_dir / name).read_bytes(), name
     assert resumed.checkpoint() == straight.checkpoint()
     assert resumed.of(RunStarted)[0].resumed
 

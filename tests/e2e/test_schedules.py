@@ -23,7 +23,7 @@ from rollplex.journal.events import (
 )
 from rollplex.journal.phases import Phase
 from rollplex.protocol.common import Kind
-from support.files import scalars_in
+from support.files import events_in, scalars_in
 from support.nodes import Finished, Project, Start
 
 ITERATIONS = 5
@@ -102,6 +102,26 @@ def test_tensorboard_has_the_numbers_of_every_row(runs: dict[str, Finished]) -> 
     assert [values["reward"] for _, values in trained] == pytest.approx([row["reward"] for row in run.metrics])
     evaluated = [step for step, values in scalars if "eval/held_out/reward" in values]
     assert evaluated == [0, 2, 4, 5]
+
+
+def test_the_first_iteration_has_a_table_of_samples_with_pictures(runs: dict[str, Finished]) -> None:
+    run = runs["overlap"]
+    page = (run.run_dir / "samples" / "step_0.html").read_text()
+    assert page.count('src="data:image/png;base64,iVBORw0KGgo') == 4
+    table = json.loads((run.run_dir / "samples" / "step_0.json").read_text())
+    rows = run.of(IterationStarted)[0].rows
+    assert [group["row"] for group in table["groups"]] == list(rows)
+    for group in table["groups"]:
+        assert "<|image_pad|>" in group["prompt"]
+        advantages = [response["advantage"] for response in group["responses"]]
+        assert len(advantages) == 3
+        assert abs(sum(advantages)) < 1e-9 < max(advantages)
+    lines = [json.loads(line) for line in (run.run_dir / "completions.jsonl").read_text().splitlines()]
+    assert table["groups"][0]["responses"] == lines[:3]
+    assert len({(run.run_dir / "samples" / "step_0.json").read_bytes() for run in runs.values()}) == 1
+    values = {value.tag: value for event in events_in(run.run_dir) for value in event.summary.value}
+    assert "| response | advantage | reward |" in values["samples"].tensor.string_val[0].decode()
+    assert values["samples/group_3"].image.encoded_image_string.startswith(b"\x89PNG")
 
 
 def test_the_parts_of_the_start_lie_between_the_process_and_the_first_iteration(runs: dict[str, Finished]) -> None:

@@ -32,6 +32,7 @@ from rollplex_coordinator.records.record import Record
 from rollplex_coordinator.steps.context import Context
 from rollplex_coordinator.steps.feed import Feed, StepInputs
 from rollplex_coordinator.steps.loading import standing
+from rollplex_coordinator.steps.sampling import Samples
 from rollplex_coordinator.steps.step import TrainStep
 from support.workers import ROW_WIDTH, STOP_ID, FakeHub, Workers, named, prompts_of
 
@@ -169,6 +170,7 @@ class Core:
             memory=self.memory,
             record=self.record,
             feed=Feed(self.link, self.memory, config.deadlines.unit_s),
+            samples=Samples(self.link, self.record, config.run, config.deadlines.unit_s),
             gate=gate,
             sizes=self.sizes,
             data=self.data,

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tensorboardX.proto.event_pb2 import Event  # type: ignore[import-untyped]
 from tensorboardX.record_writer import masked_crc32c  # type: ignore[import-untyped]
 
+from rollplex.protocol.inputs import Thumbnail
 from rollplex_coordinator.records.completions import Completion
+from rollplex_coordinator.records.sample_table import SampleGroup, SampleTable
 
 
 def events_in(run_dir: Path) -> list[Any]:
@@ -29,12 +32,12 @@ def events_in(run_dir: Path) -> list[Any]:
 
 
 def scalars_in(run_dir: Path) -> list[tuple[int, dict[str, float]]]:
-    """Step and values of each event that has some."""
-    return [
-        (event.step, {value.tag: value.simple_value for value in event.summary.value})
+    """Step and numbers of each event that has some."""
+    found = [
+        (event.step, {v.tag: v.simple_value for v in event.summary.value if v.WhichOneof("value") == "simple_value"})
         for event in events_in(run_dir)
-        if event.HasField("summary")
     ]
+    return [(step, values) for step, values in found if values]
 
 
 def completion(text: str) -> Completion:
@@ -43,3 +46,15 @@ def completion(text: str) -> Completion:
         source="train", step=3, version=3, row=9, group=0, sample=1,
         completion=text, reward=0.5, rewards={"right": 1.0}, tokens=2, stopped=True,
     )  # fmt: skip
+
+
+PNG = b"\x89PNG\r\n\x1a\n and so on"
+
+
+def sample_table(
+    text: str, prompt: str = "what?", step: int = 50, media: Sequence[Thumbnail] | None = None
+) -> SampleTable:
+    """One group of one response with this text."""
+    shown = [Thumbnail(name="image 1", png=PNG, width=96, height=40)] if media is None else media
+    group = SampleGroup(group=0, row=9, prompt=prompt, media=tuple(shown), responses=(completion(text),))
+    return SampleTable(step=step, version=step, functions=("right",), groups=(group,), shown=True)

@@ -33,7 +33,15 @@ from rollplex.protocol.common import (
     Responses,
     Role,
 )
-from rollplex.protocol.inputs import InputsSized, InputsWritten, PrepareInputs, WriteInputs
+from rollplex.protocol.inputs import (
+    InputsSized,
+    InputsWritten,
+    PrepareInputs,
+    RowShown,
+    RowsShown,
+    ShowRows,
+    WriteInputs,
+)
 from rollplex.protocol.prefix import (
     PrefixBackward,
     PrefixBackwardDone,
@@ -123,6 +131,11 @@ class Workers:
         self.answers: dict[type, Callable[[Any], list[Any]]] = {
             PrepareInputs: self.prepare_inputs,
             WriteInputs: lambda m: [InputsWritten(cause=m.cause, step=m.step)],
+            ShowRows: lambda m: [
+                RowsShown(
+                    cause=m.cause, step=m.step, rows=tuple(RowShown(row=row, prompt=f"row {row}?") for row in m.rows)
+                )
+            ],
             GenerateUnit: self.generate,
             PrefixForward: self.forward,
             ScoreSuffix: self.score,

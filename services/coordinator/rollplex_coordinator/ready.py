@@ -28,6 +28,7 @@ from rollplex_coordinator.resuming import Resumption, judge_fingerprints
 from rollplex_coordinator.steps.context import Context
 from rollplex_coordinator.steps.feed import Feed
 from rollplex_coordinator.steps.loading import check_data, load_models, open_rewards
+from rollplex_coordinator.steps.sampling import Samples
 from rollplex_coordinator.telling import say
 from rollplex_coordinator.verify.check import choose_row
 
@@ -79,6 +80,7 @@ def get_ready(
         memory=memory,
         record=node.record,
         feed=Feed(node.link, memory, config.deadlines.unit_s),
+        samples=Samples(node.link, node.record, config.run, config.deadlines.unit_s),
         gate=gate,
         sizes=sizes,
         data=data,

@@ -32,6 +32,7 @@ from rollplex.latest import link_latest
 from rollplex.protocol.trainer import Restore
 from rollplex_coordinator.options import ResumeOptions
 from rollplex_coordinator.records.attempts import new_attempt
+from rollplex_coordinator.records.sample_files import move_later
 
 CHECKPOINTS = "checkpoints"
 LOGS = ("journal.sqlite", "logs", "http.json")
@@ -147,8 +148,8 @@ def judge_fingerprints(
 def set_back(run_dir: Path, resumption: Resumption, config: Config) -> Path:
     """Make the records those of the moment of the checkpoint; returns the folder of what was moved away.
 
-    Journal, logs and newer checkpoints move to attempts/N; metrics.jsonl, eval.jsonl and completions.jsonl lose what
-    came after, and stay whole there under their names.
+    Journal, logs, newer checkpoints and later samples move to attempts/N; metrics.jsonl, eval.jsonl and
+    completions.jsonl lose what came after, and stay whole there under their names.
 
     Raises:
         OSError: something cannot be moved or written.
@@ -176,6 +177,7 @@ def set_back(run_dir: Path, resumption: Resumption, config: Config) -> Path:
     def trained_kept(row: dict[str, object]) -> bool:
         return isinstance(row["step"], int) and row["step"] < step
 
+    move_later(run_dir, step, attempt)
     cut(run_dir / "metrics.jsonl", attempt, trained_kept)
     cut(run_dir / "eval.jsonl", attempt, evaluation_kept)
     cut(

@@ -21,6 +21,8 @@ HARMLESS = (
     "run.schedule",
     "run.tensorboard",
     "run.log_completions",
+    "run.sample_every",
+    "run.sample_groups",
     "memory",
     "deadlines",
     "http",

@@ -39,6 +39,15 @@ class RunSection(Section):
     log_completions: Annotated[int, Field(ge=0)] = 1
     """Groups of each iteration, from the first on, whose responses are written to completions.jsonl. 0: none.
     Evaluations write all of theirs."""
+    sample_every: Annotated[int, Field(ge=0)] = 50
+    """Iterations between tables of samples (pictures, prompts, responses, rewards, advantages) in the run directory
+    and in TensorBoard, the first iteration has one. 0: none."""
+    sample_groups: Annotated[int, Field(ge=1, le=64)] = 4
+    """Groups in such a table: the first ones of the iteration."""
+
+    def sampled(self, step: int) -> int:
+        """How many groups of step `step` go into a table of samples; 0: there is none."""
+        return self.sample_groups if self.sample_every and step % self.sample_every == 0 else 0
 
 
 class MemorySection(Section):

@@ -24,6 +24,8 @@ from rollplex.protocol.inputs import (
     InputsWritten,
     OpenData,
     PrepareInputs,
+    RowsShown,
+    ShowRows,
     ToInput,
     WriteInputs,
 )
@@ -63,6 +65,10 @@ class InputService:
                 reply(self._prepare(message))
             case WriteInputs():
                 reply(self._write(message))
+            case ShowRows():
+                source = self._source(message.source)
+                shown = tuple(source.show(row) for row in message.rows)
+                reply(RowsShown(cause=message.cause, step=message.step, rows=shown))
             case Leave():
                 self._ahead.clear()
             case _:
@@ -85,15 +91,19 @@ class InputService:
         )
 
     def _prepare(self, message: PrepareInputs) -> InputsSized:
-        source = self._sources.get(message.source)
-        if source is None:
-            raise StateError("No such dataset is open", got=message.source, needed=str(sorted(self._sources)))
+        source = self._source(message.source)
         if len(self._ahead) >= MAX_AHEAD:
             raise StateError("Too many steps are prepared and not written", got=str(sorted(self._ahead)))
         prepared = [source.prepare(row) for row in message.rows]
         slots, size_bytes = lay_out(prepared)
         self._ahead[message.step] = (prepared, slots)
         return InputsSized(cause=message.cause, step=message.step, size_bytes=size_bytes, prompts=slots)
+
+    def _source(self, name: str) -> Source:
+        source = self._sources.get(name)
+        if source is None:
+            raise StateError("No such dataset is open", got=name, needed=str(sorted(self._sources)))
+        return source
 
     def _write(self, message: WriteInputs) -> InputsWritten:
         if message.step not in self._ahead:

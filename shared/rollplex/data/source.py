@@ -20,11 +20,12 @@ from rollplex.data.preparing import prepare_row
 from rollplex.data.processor import Rules, read_rules
 from rollplex.data.prompts import PromptMaker
 from rollplex.data.rows import Rows, located
+from rollplex.data.showing import show_row
 from rollplex.data.tokenizer import TextTokenizer
 from rollplex.data.videos import videos_of_source
 from rollplex.errors import DataError
 from rollplex.layout.shape import read_shape
-from rollplex.protocol.inputs import DataSource, SourceChecked
+from rollplex.protocol.inputs import DataSource, RowShown, SourceChecked
 
 MAX_REASONS = 1000
 MAX_REASON_CHARS = 2000
@@ -93,6 +94,10 @@ class Source:
         except DataError as error:
             raise located(error, self._rows.where(number)) from error
         return prepared
+
+    def show(self, number: int) -> RowShown:
+        """One row for people; whatever is wrong with it stands in the answer."""
+        return show_row(self._rows, number, self._images, self._videos, self._maker)
 
     def _compare(self, prepared: Prepared) -> None:
         """Raises DataError if a row is not what the check counted."""

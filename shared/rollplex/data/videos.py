@@ -121,6 +121,13 @@ class Videos:
             grid = video_grid(header.frames, header.height, header.width, rules)
             return frame_patches(footage.pictures(), grid, rules), header.fps
 
+    def first(self, video: Clip | Footage) -> Image.Image:
+        """The first frame: mode RGB, upright. Raises as `header`."""
+        if isinstance(video, Clip):
+            return self._images.load(video.frames[0])
+        with self._footage(video) as footage:
+            return next(footage.pictures())
+
     @contextmanager
     def _footage(self, video: Footage) -> Iterator[_Footage]:
         av = _import_av()

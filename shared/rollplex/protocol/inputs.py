@@ -21,6 +21,10 @@ from rollplex.protocol.common import (
     Text,
 )
 
+MAX_ROWS_SHOWN = 64
+MAX_MEDIA_SHOWN = 8
+"""Pictures of one row."""
+
 
 class ShapeName(StrEnum):
     """Whose rows a dataset has (`rollplex.data.shapes`). AUTO: by the columns of its first row."""
@@ -140,5 +144,47 @@ class InputsWritten(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     step: Count
 
 
-ToInput: TypeAlias = OpenData | PrepareInputs | WriteInputs | Leave
-FromInput: TypeAlias = Received | Alive | Leaving | Failed | DataChecked | InputsSized | InputsWritten
+# coordinator -> input, now and then: what a few rows look like, for people. Answer: RowsShown, whatever is wrong with a
+# row.
+class ShowRows(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
+    cause: Count
+    step: Count
+    source: Name
+    rows: Annotated[tuple[Count, ...], Meta(max_length=MAX_ROWS_SHOWN)]
+
+
+class Thumbnail(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A small picture of an image, or of a video's first frame."""
+
+    name: Name
+    """"image 1", "video 2": counted from 1 in each kind."""
+    png: Annotated[bytes, Meta(max_length=65_536)] = b""
+    """Empty: there is none."""
+    width: Annotated[int, Meta(ge=0, le=256)] = 0
+    height: Annotated[int, Meta(ge=0, le=256)] = 0
+    problem: Text = ""
+    """Why there is none."""
+
+
+class RowShown(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One row for people."""
+
+    row: Count
+    prompt: Text = ""
+    """As rendered, one placeholder for each medium; cut where it is long."""
+    media: Annotated[tuple[Thumbnail, ...], Meta(max_length=MAX_MEDIA_SHOWN)] = ()
+    left_out: Count = 0
+    """Media of the row beyond these."""
+    problem: Text = ""
+    """Why the row cannot be shown; then all else is empty."""
+
+
+# input -> coordinator
+class RowsShown(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
+    cause: Count
+    step: Count
+    rows: Annotated[tuple[RowShown, ...], Meta(max_length=MAX_ROWS_SHOWN)]
+
+
+ToInput: TypeAlias = OpenData | PrepareInputs | WriteInputs | ShowRows | Leave
+FromInput: TypeAlias = Received | Alive | Leaving | Failed | DataChecked | InputsSized | InputsWritten | RowsShown

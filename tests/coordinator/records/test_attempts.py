@@ -18,7 +18,7 @@ def leave(run_dir: Path, text: str) -> None:
         "http.json",
     ):
         (run_dir / name).write_text(text)
-    for name in ("logs", "checkpoints/step_1", "tensorboard"):
+    for name in ("logs", "checkpoints/step_1", "tensorboard", "samples"):
         (run_dir / name).mkdir(parents=True)
         (run_dir / name / "file").write_text(text)
 
@@ -42,7 +42,7 @@ def test_records_move_together_and_everything_else_stays(tmp_path: Path) -> None
     assert (folder / "checkpoints" / "step_1" / "file").read_text() == "first"
     assert {path.name for path in folder.iterdir()} == {
         "journal.sqlite", "journal.sqlite-wal", "metrics.jsonl", "eval.jsonl", "completions.jsonl", "http.json", "logs",
-        "checkpoints", "tensorboard",
+        "checkpoints", "tensorboard", "samples",
     }  # fmt: skip
 
 

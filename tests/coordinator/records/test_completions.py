@@ -27,14 +27,14 @@ def test_a_group_gives_a_line_for_each_response() -> None:
     )  # fmt: skip
     found = completions_of(
         message, source="held_out", version=6, row=40, group=18, lengths=(2, 5), stopped=(True, False),
-        names=("right", "short"),
+        names=("right", "short"), advantages=(0.5, NAN),
     )  # fmt: skip
     same = {"source": "held_out", "step": 7, "version": 6, "row": 40, "group": 18}
     assert read(lines(found)) == [
         {**same, "sample": 0, "completion": "seven", "reward": 1.0, "rewards": {"right": 1.0, "short": None},
-         "tokens": 2, "stopped": True},
+         "advantage": 0.5, "tokens": 2, "stopped": True},
         {**same, "sample": 1, "completion": "…", "reward": None, "rewards": {"right": None, "short": None},
-         "tokens": 5, "stopped": False},
+         "advantage": None, "tokens": 5, "stopped": False},
     ]  # fmt: skip
 
 
@@ -60,3 +60,20 @@ def test_what_utf8_cannot_carry_is_escaped_and_the_rest_is_kept() -> None:
     (row,) = read(lines([completion("a\ud800b\u2028")]))
     assert row["completion"] == "a\\ud800b\u2028"
     assert row["rewards"] == {"right": 1.0}
+
+
+def test_the_responses_of_an_evaluation_have_no_advantage() -> None:
+    message = GroupRewarded(
+        cause=1,
+        step=7,
+        group=0,
+        rewards=doubles(1.0),
+        by_function=(doubles(1.0),),
+        texts=("a",),
+        start_s=0.0,
+        end_s=1.0,
+    )
+    found = completions_of(
+        message, source="held_out", version=6, row=4, group=0, lengths=(2,), stopped=(True,), names=("right",)
+    )
+    assert [row["advantage"] for row in read(lines(found))] == [None]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tensorboardX.proto.event_pb2 import SessionLog  # type: ignore[import-untyped]
+from tensorboardX.proto.types_pb2 import DT_STRING  # type: ignore[import-untyped]
 
 from rollplex_coordinator.records.tensorboard import FLUSH_PERIOD_S, TensorBoard
 from support.files import events_in, scalars_in
@@ -37,6 +38,31 @@ def test_what_is_no_finite_number_is_left_out(tmp_path: Path) -> None:
     board.scalars(2, {"a": math.nan})
     board.close()
     assert scalars_in(tmp_path) == [(1, {"f": 1.0})]
+
+
+def test_a_text_is_a_tensor_of_one_string_for_the_text_plugin(tmp_path: Path) -> None:
+    board = TensorBoard(tmp_path / "tensorboard")
+    board.text(300, "samples", "**größe** 🙂 " + "x" * 1000)
+    board.close()
+    event = events_in(tmp_path)[-1]
+    (value,) = event.summary.value
+    assert (event.step, value.tag, value.WhichOneof("value")) == (300, "samples", "tensor")
+    assert value.metadata.plugin_data.plugin_name == "text"
+    assert value.tensor.dtype == DT_STRING
+    assert [dim.size for dim in value.tensor.tensor_shape.dim] == [1]
+    assert [text.decode() for text in value.tensor.string_val] == ["**größe** 🙂 " + "x" * 1000]
+
+
+def test_an_image_is_there_with_its_size(tmp_path: Path) -> None:
+    board = TensorBoard(tmp_path / "tensorboard")
+    board.image(7, "samples/group_0", b"\x89PNG" + bytes(300), 96, 200)
+    board.close()
+    event = events_in(tmp_path)[-1]
+    (value,) = event.summary.value
+    assert (event.step, value.tag) == (7, "samples/group_0")
+    image = value.image
+    assert (image.width, image.height, image.colorspace) == (96, 200, 3)
+    assert image.encoded_image_string == b"\x89PNG" + bytes(300)
 
 
 def test_a_resumed_run_declares_later_steps_void(tmp_path: Path) -> None:

@@ -9,16 +9,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from rollplex.advantages import group_advantages
 from rollplex.journal import events
 from rollplex.journal.phases import Phase
 from rollplex.protocol.inputs import PrepareInputs
 from rollplex.protocol.prefix import PrefixForward
 from rollplex.protocol.reward import RewardGroup, RewardPart, RewardProblem
 from rollplex.protocol.rollout import GenerateUnit
-from rollplex.protocol.trainer import PrepareUpdate, UpdateVote
+from rollplex.protocol.trainer import Loss, PrepareUpdate, Scale, TrainSuffix, UpdateVote
 from rollplex_coordinator.decisions.gate import State
 from rollplex_coordinator.steps.iteration import Iteration
 from support.core import NUM_ROWS, Core
@@ -184,6 +186,32 @@ def test_the_responses_of_the_first_groups_are_written_down(make_core: MakeCore,
         assert row["tokens"] == lengths[row["group"]][row["sample"]]
         assert row["stopped"] == (row["tokens"] % 2 == 0)  # the fake's rule
         assert row["rewards"] == {"score": row["reward"]}
+
+
+@pytest.mark.parametrize(("loss", "scale"), [("grpo", "none"), ("grpo", "group"), ("rloo", "none"), ("dapo", "batch")])
+def test_the_advantages_written_down_are_the_trainers(make_core: MakeCore, loss: str, scale: str) -> None:
+    core = make_core(run={"log_completions": 4}, algorithm={"loss": loss, "scale_rewards": scale})
+    rewards = {0: (1.0, 0.0, 0.25), 1: (1.0, 1.0, 1.0), 2: (NAN, 0.5, 2.0), 3: (NAN, NAN, NAN)}
+    fine = core.workers.rewarded
+
+    def answer(m: RewardGroup) -> list[Any]:
+        values = doubles(*rewards[m.responses.group])
+        return [replace(fine(m), rewards=values, by_function=(values,))]
+
+    core.workers.answers[RewardGroup] = answer
+    iterate(core)
+    found = [json.loads(line) for line in (core.context.run_dir / "completions.jsonl").read_text().splitlines()]
+    wanted: dict[int, list[float | None]] = {}
+    for message in core.sent(TrainSuffix):  # what the trainer computes them from
+        batch = np.frombuffer(message.batch_rewards) if message.batch_rewards else None
+        for response, blob in zip(message.responses, message.rewards, strict=True):
+            own = group_advantages(np.frombuffer(blob), loss=Loss(loss), scale=Scale(scale), batch_rewards=batch)
+            pairs = zip(own.values.tolist(), own.weights.tolist(), strict=True)
+            wanted[response.group] = [value if weight else None for value, weight in pairs]
+    told = {group: [row["advantage"] for row in found if row["group"] == group] for group in range(4)}
+    assert told == wanted
+    assert told[3] == [None, None, None]
+    assert told[0][0] > 0
 
 
 @pytest.mark.parametrize(

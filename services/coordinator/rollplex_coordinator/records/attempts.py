@@ -1,6 +1,6 @@
 """Keeps what an earlier run left in a run directory: each run begins with empty records, and nothing is overwritten.
 
-RUN/attempts/1/{journal.sqlite, metrics.jsonl, eval.jsonl, completions.jsonl, tensorboard, logs, checkpoints}
+RUN/attempts/1/{journal.sqlite, metrics.jsonl, eval.jsonl, completions.jsonl, samples, tensorboard, logs, checkpoints}
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ RECORDS = (
     "metrics.jsonl",
     "eval.jsonl",
     "completions.jsonl",
+    "samples",
     "tensorboard",
     "logs",
     "checkpoints",

@@ -5,6 +5,7 @@ Owns the form of a line. Knows nothing of which responses are kept, nor of the f
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -22,8 +23,8 @@ class Completion(Struct, frozen=True, kw_only=True):
     """One response.
 
     source: "train" or the evaluation's name. step, version: as in metrics.jsonl and eval.jsonl. group: its place within
-    the step or the evaluation. reward, rewards: NaN where nothing was given; null in the file. stopped: it ended by
-    itself, not by its length.
+    the step or the evaluation. reward, rewards: NaN where nothing was given; null in the file. advantage: what was
+    learned by; NaN in an evaluation and where there is no reward. stopped: it ended by itself, not by its length.
     """
 
     source: str
@@ -35,6 +36,7 @@ class Completion(Struct, frozen=True, kw_only=True):
     completion: str
     reward: float
     rewards: dict[str, float]
+    advantage: float = math.nan
     tokens: int
     stopped: bool
 
@@ -49,12 +51,14 @@ def completions_of(
     lengths: Sequence[int],
     stopped: Sequence[bool],
     names: Sequence[str],
+    advantages: Sequence[float] = (),
 ) -> list[Completion]:
     """The responses of one rewarded group, in order.
 
     Args:
         lengths, stopped: per response, as the rollout told.
         names: of the reward functions, in the message's order.
+        advantages: per response; none in an evaluation.
     """
     rewards = _doubles(message.rewards)
     by_function = [_doubles(blob) for blob in message.by_function]
@@ -69,6 +73,7 @@ def completions_of(
             completion=text,
             reward=rewards[sample],
             rewards={name: values[sample] for name, values in zip(names, by_function, strict=True)},
+            advantage=advantages[sample] if advantages else math.nan,
             tokens=lengths[sample],
             stopped=stopped[sample],
         )

@@ -1,4 +1,5 @@
-"""What is written down, and where the run stands: journal, metrics.jsonl, eval.jsonl, completions.jsonl, TensorBoard.
+"""What is written down, and where the run stands: journal, metrics.jsonl, eval.jsonl, completions.jsonl, samples,
+TensorBoard.
 
 Owns the run directory's records and the present phase and step. Decides nothing.
 """
@@ -16,6 +17,9 @@ from rollplex.journal.events import Durable, Event, PhaseEntered, StageDone
 from rollplex.journal.phases import Phase
 from rollplex_coordinator.records.completions import Completion, lines
 from rollplex_coordinator.records.journal import Journal
+from rollplex_coordinator.records.sample_files import SampleFiles
+from rollplex_coordinator.records.sample_summary import markdown
+from rollplex_coordinator.records.sample_table import SampleTable
 from rollplex_coordinator.records.tensorboard import TensorBoard
 
 FLUSH_PERIOD_S = 0.5
@@ -44,6 +48,7 @@ class Record:
         self._metrics = _Lines(run_dir / "metrics.jsonl")
         self._evals = _Lines(run_dir / "eval.jsonl")
         self._completions = _Lines(run_dir / "completions.jsonl")
+        self._samples = SampleFiles(run_dir)
         self._tensorboard = TensorBoard(run_dir / "tensorboard") if tensorboard else None
         self._flushed_s = time.monotonic()
 
@@ -92,6 +97,18 @@ class Record:
         self._completions.write(lines(completions))
         self._evals.write(_json_line(row))
         self._scalars(row, f"eval/{row['name']}/")
+
+    def samples(self, table: SampleTable) -> None:
+        """A table of samples; written again, it replaces the earlier one. TensorBoard gets it when it is complete."""
+        self._samples.write(table)
+        if self._tensorboard is None or not table.shown:
+            return
+        self._tensorboard.text(table.step, "samples", markdown(table))
+        for group in table.groups:
+            first = next((item for item in group.media if item.png), None)
+            if first is not None:
+                tag = f"samples/group_{group.group}"
+                self._tensorboard.image(table.step, tag, first.png, first.width, first.height)
 
     def go_on(self, step: int) -> None:
         """A resumed run: the files hold the rows of the steps before `step`, and evaluations up to it."""

@@ -1,6 +1,6 @@
-"""Scalars for TensorBoard: RUN/tensorboard/events.out.tfevents.<time>.<host>.<pid>, one record per row of numbers.
+"""For TensorBoard: RUN/tensorboard/events.out.tfevents.<time>.<host>.<pid>, one record per row of numbers, text, image.
 
-Owns the file and its format, of which it writes the little that scalars need: TFRecord's framing with masked CRC-32C,
+Owns the file and its format, of which it writes the little that these need: TFRecord's framing with masked CRC-32C,
 and protobuf's Event, Summary and Value. By hand, because the packages that write it (tensorboardX, torch's own) import
 torch where it is installed, and the coordinator does without. Never fails a run: a disk that refuses is told once.
 """
@@ -46,7 +46,7 @@ class TensorBoard:
     def restart(self, step: int) -> None:
         """From here on the run goes on with `step`: what an earlier file has of this and later steps is void."""
         session_start = b"\x08\x01"
-        self._write(_event(time.time(), b"\x10" + _varint(step) + _field(7, session_start)))
+        self._write(_event(time.time(), _number(2, step) + _field(7, session_start)))
 
     def scalars(self, step: int, values: Mapping[str, object], prefix: str = "") -> None:
         """One record with every number of `values` that is finite, as `prefix` + its name.
@@ -59,8 +59,19 @@ class TensorBoard:
             if isinstance(value, int | float) and abs(value) <= MAX_FLOAT32
         )
         if summary:
-            self._write(_event(time.time(), b"\x10" + _varint(step) + _field(5, summary)))
+            self._write(_event(time.time(), _number(2, step) + _field(5, summary)))
         self.tick()
+
+    def text(self, step: int, tag: str, markdown: str) -> None:
+        """One text: a tensor of one string, for the text plugin."""
+        one = _field(2, _number(1, 1))  # a shape of one dimension of size 1
+        tensor = _number(1, _DT_STRING) + _field(2, one) + _text(8, markdown)
+        self._summary(step, _text(1, tag) + _field(8, tensor) + _TEXT_PLUGIN)
+
+    def image(self, step: int, tag: str, png: bytes, width: int, height: int) -> None:
+        """One image: PNG, RGB."""
+        image = _number(1, height) + _number(2, width) + _number(3, _RGB) + _field(4, png)
+        self._summary(step, _text(1, tag) + _field(4, image))
 
     def tick(self) -> None:
         """Let readers see what has been buffered for a while."""
@@ -80,6 +91,10 @@ class TensorBoard:
                 file.close()
             except OSError as error:
                 self._give_up(error)
+
+    def _summary(self, step: int, value: bytes) -> None:
+        """One record with one Value."""
+        self._write(_event(time.time(), _number(2, step) + _field(5, _field(1, value))))
 
     def _write(self, data: bytes) -> None:
         if self._file is not None:
@@ -138,6 +153,10 @@ def _text(field: int, text: str) -> bytes:
     return _field(field, text.encode("utf-8", "backslashreplace"))
 
 
+def _number(field: int, value: int) -> bytes:
+    return bytes((field << 3,)) + _varint(value)
+
+
 def _field(number: int, data: bytes) -> bytes:
     """A length-delimited field of protobuf."""
     return bytes((number << 3 | 2,)) + _varint(len(data)) + data
@@ -150,3 +169,9 @@ def _varint(number: int) -> bytes:
         number >>= 7
     out.append(number)
     return bytes(out)
+
+
+_DT_STRING = 7
+_RGB = 3
+_TEXT_PLUGIN = _field(9, _field(1, _text(1, "text")))
+"""SummaryMetadata that says whose data it is; the plugin's own part of it is empty (version 0)."""

@@ -14,6 +14,7 @@ from rollplex_coordinator.memory.sizes import Sizes
 from rollplex_coordinator.processes.link import Link
 from rollplex_coordinator.records.record import Record
 from rollplex_coordinator.steps.feed import Feed
+from rollplex_coordinator.steps.sampling import Samples
 
 
 @dataclass(kw_only=True)
@@ -30,6 +31,7 @@ class Context:
     memory: Memory
     record: Record
     feed: Feed
+    samples: Samples
     gate: Gate
     sizes: Sizes
     data: DataChecked

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from rollplex.advantages import group_advantages
 from rollplex.protocol.common import Logprobs, Responses
 from rollplex.protocol.reward import GroupRewarded, RewardFailed, RewardPart
+from rollplex.protocol.trainer import Algorithm
 
 
 @dataclass(kw_only=True)
@@ -29,3 +34,17 @@ class Gathered:
     skipped: dict[int, RewardFailed] = field(default_factory=dict)
     prefix_spans: list[tuple[float, float]] = field(default_factory=list)
     rollout_span: tuple[float, float] = (0.0, 0.0)
+
+    def advantages(self, group: int, algorithm: Algorithm) -> tuple[float, ...]:
+        """[G], as the trainer has them; NaN for a response without a reward. All groups of the step are rewarded."""
+        every = np.frombuffer(b"".join(self.rewards[index] for index in sorted(self.rewards)), "<f8")
+        found = group_advantages(
+            np.frombuffer(self.rewards[group], "<f8"),
+            loss=algorithm.loss,
+            scale=algorithm.scale_rewards,
+            batch_rewards=every,
+        )
+        return tuple(
+            value if weight else math.nan
+            for value, weight in zip(found.values.tolist(), found.weights.tolist(), strict=True)
+        )

@@ -10,6 +10,7 @@ import statistics
 import time
 from collections.abc import Sequence
 
+from rollplex.config import wire
 from rollplex.config.checks import TRAIN
 from rollplex.data.order import epochs
 from rollplex.journal.events import IterationDone, IterationStarted
@@ -19,6 +20,7 @@ from rollplex_coordinator.decisions.reported import finite, part_means
 from rollplex_coordinator.decisions.schedule import Mode, Schedule
 from rollplex_coordinator.decisions.spread import mean_std
 from rollplex_coordinator.records.completions import Completion, completions_of
+from rollplex_coordinator.records.sample_table import table_of
 from rollplex_coordinator.steps.context import Context
 from rollplex_coordinator.steps.feed import StepInputs
 from rollplex_coordinator.steps.gathered import Gathered
@@ -51,6 +53,7 @@ class Iteration:
         inputs = c.feed.take(self._step)
         if self._ahead is not None:
             c.feed.prepare(self._step + 1, TRAIN, self._ahead)
+        c.samples.ask(self._step, self._rows)
         config = c.config
         plan = plan_step(
             len(self._rows),
@@ -99,13 +102,29 @@ class Iteration:
         times["time/prefix_in_window"] = _share_inside(gathered.prefix_spans, gathered.rollout_span)
         row: dict[str, object] = {"step": self._step, "version": version}
         row |= {name: value if math.isfinite(value) else None for name, value in {**metrics, **times}.items()}
-        c.record.metrics(row, self._completions(version, gathered))
+        completions = self._completions(version, gathered)
+        c.record.metrics(row, [item for item in completions if item.group < c.config.run.log_completions])
+        self._write_samples(version, gathered, completions)
         c.record.append(IterationDone(step=self._step, version=c.record.version, metrics={**metrics, **times}))
         return row
 
+    def _write_samples(self, version: int, gathered: Gathered, completions: list[Completion]) -> None:
+        wanted = self._c.samples.wanted(self._step)
+        if wanted:
+            table = table_of(
+                step=self._step,
+                version=version,
+                rows=self._rows[:wanted],
+                functions=[function.name for function in self._c.config.rewards.functions],
+                completions=completions,
+                skipped={group: f"{why.function}: {why.detail}" for group, why in gathered.skipped.items()},
+            )
+            self._c.samples.write(table)
+
     def _completions(self, version: int, gathered: Gathered) -> list[Completion]:
-        """Of the first groups, as many as are wanted; one that is skipped has no texts."""
+        """Of the first groups, as many as are kept for anything; one that is skipped has no texts."""
         names = [function.name for function in self._c.config.rewards.functions]
+        algorithm = wire.algorithm(self._c.config)
         return [
             completion
             for group, message in sorted(gathered.rewarded.items())
@@ -118,6 +137,7 @@ class Iteration:
                 lengths=gathered.responses[group].lengths,
                 stopped=gathered.stopped[group],
                 names=names,
+                advantages=gathered.advantages(group, algorithm),
             )
         ]
 

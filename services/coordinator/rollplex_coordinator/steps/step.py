@@ -152,7 +152,7 @@ class TrainStep:
         self._g.rewards[message.group] = message.rewards
         self._g.by_function[message.group] = message.by_function
         self._g.parts[message.group] = message.parts
-        if message.group < self._c.config.run.log_completions:
+        if message.group < max(self._c.config.run.log_completions, self._c.samples.wanted(self._step)):
             self._g.rewarded[message.group] = message
         mean, std = _mean_std(message.rewards)
         self._c.record.append(
