@@ -14,7 +14,7 @@ from rollplex.data.processor import Rules
 from rollplex.data.prompts import PromptMaker
 from rollplex.data.showing import MAX_CHARS, MAX_SIDE, thumbnail
 from rollplex.data.source import Source
-from rollplex.errors import DataError
+from rollplex.errors import ConfigError, DataError
 from rollplex.protocol.inputs import MAX_MEDIA_SHOWN, DataSource, RowShown
 
 Dataset = Callable[..., DataSource]
@@ -90,3 +90,10 @@ def test_texts_that_no_message_could_carry_are_escaped() -> None:
         raise DataError("bad name", got="a\udc80b")
 
     assert "a\\udc80b" in thumbnail("image 1", fail).problem
+
+
+def test_a_package_that_is_missing_for_a_video_is_said_and_no_error() -> None:
+    def fail() -> Image.Image:
+        raise ConfigError("A video file needs av", do="Install it.")
+
+    assert "A video file needs av" in thumbnail("video 1", fail).problem

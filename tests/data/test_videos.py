@@ -94,6 +94,16 @@ def test_frames_are_taken_evenly_from_every_kind_of_file(
     assert numbers(patches) == [0, 5, 10, 15, 20, 25]
 
 
+def test_the_first_frame_of_a_file_and_of_a_list_is_the_first_one(images: Path, videos: MakeVideos) -> None:
+    write_video(images / "v.mp4")
+    shown = videos().first(Footage(place="v.mp4"))
+    assert (shown.mode, shown.size) == ("RGB", (112, 56))
+    assert np.abs(np.asarray(shown).astype(int).mean((0, 1)) - shade(0)).max() < 6
+    with Image.open(images / "f2.png") as frame:
+        first = videos().first(Clip(frames=("f2.png", "f1.png"), fps=2.0))
+        assert np.array_equal(np.asarray(first), np.asarray(frame))
+
+
 def test_a_video_in_the_row_is_the_same_as_the_file(images: Path, videos: MakeVideos, rules: Rules) -> None:
     write_video(images / "v.mp4")
     data = (images / "v.mp4").read_bytes()
