@@ -71,6 +71,28 @@ def test_token_log_probabilities_and_their_gradients_equal_autograd_on_the_defin
         assert torch.allclose(ours, theirs, atol=1e-12)
 
 
+@pytest.mark.parametrize("huge", [1e3, 1e30])
+def test_ids_left_out_change_no_bit_and_get_no_gradient_even_where_their_logits_are_the_largest(huge: float) -> None:
+    def results(fill: float) -> list[Tensor]:
+        hidden, weight, rows, tokens = problem(torch.float32)
+        with torch.no_grad():
+            hidden.abs_()
+            weight[[id_ for id_ in NEVER if id_ < VOCAB]] = fill
+        logprobs, entropy = token_logprobs(
+            hidden, weight, rows, tokens, temperature=0.7, never_sampled=NEVER, entropy=True
+        )
+        assert entropy is not None
+        (logprobs.sum() + entropy.sum()).backward()  # type: ignore[no-untyped-call]
+        assert hidden.grad is not None
+        assert weight.grad is not None
+        return [logprobs.detach(), entropy.detach(), hidden.grad, weight.grad]
+
+    for calm, wild in zip(results(0.0), results(huge), strict=True):
+        assert torch.equal(calm, wild)
+        assert bool(wild.isfinite().all())
+    assert not bool(results(huge)[3][[2, 5]].any())
+
+
 def test_numerical_differences_agree_with_the_backward() -> None:
     hidden, weight, rows, tokens = problem(torch.float64)
 

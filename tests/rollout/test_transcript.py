@@ -63,6 +63,38 @@ def test_a_response_that_meets_no_stop_id_ends_at_the_limit_and_is_not_stopped()
     assert columns[3][0].stopped == (False, False)
 
 
+ENDS: dict[str, tuple[dict[str, Any], list[tuple[int, int]], tuple[int, int], tuple[bool, bool], list[int]]] = {
+    # sampling, tokens of the two samples at each position, lengths, stopped, tokens
+    "an end at once, which decodes to nothing": ({"stop_ids": (7,)}, [(7, 7)], (1, 1), (True, True), [7, 7]),
+    "an end as the only allowed token": (
+        {"stop_ids": (7,), "max_new_tokens": 1}, [(7, 5)], (1, 1), (True, False), [7, 5],
+    ),
+    "an end as the last allowed token": (
+        {"stop_ids": (7,)}, [(1, 1), (2, 2), (3, 3), (7, 4)], (4, 4), (True, False), [1, 2, 3, 7, 1, 2, 3, 4],
+    ),
+    "an end just before the last allowed token": (
+        {"stop_ids": (7,)}, [(1, 1), (2, 2), (7, 3), (7, 7)], (3, 4), (True, True), [1, 2, 7, 1, 2, 3, 7],
+    ),
+    "two ids that end, each alone": ({"stop_ids": (7, 0)}, [(7, 0)], (1, 1), (True, True), [7, 0]),
+    "two ids that end, and what comes after the first": (
+        {"stop_ids": (7, 8)}, [(1, 8), (8, 7), (7, 7)], (2, 1), (True, True), [1, 8, 8],
+    ),
+    "no id that ends": ({"max_new_tokens": 2}, [(7, 7), (7, 7)], (2, 2), (False, False), [7, 7, 7, 7]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", ENDS)
+def test_where_a_response_ends_and_whether_it_stopped(what: str) -> None:
+    sampling, columns, lengths, stopped, tokens = ENDS[what]
+    transcript = Transcript(unit_of((3,), **sampling))
+    finished = [group for column in columns if not transcript.done for group in play(transcript, column)[0]]
+    (group,) = finished
+    assert transcript.done
+    assert (group.lengths, group.stopped) == (lengths, stopped)
+    assert group.tokens.tolist() == tokens
+    assert len(group.logprobs) == len(tokens)
+
+
 def test_forced_lengths_alone_decide_and_follow_group_and_sample() -> None:
     transcript = Transcript(unit_of((1, 3), stop_ids=(7,), forced_lengths=(3, 1, 2)))
     columns = play(transcript, (7, 7, 7, 7), (7, 7, 7, 7), (7, 7, 7, 7))

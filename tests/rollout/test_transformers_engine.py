@@ -178,6 +178,46 @@ def test_ids_never_sampled_do_not_appear_at_temperature_100(shared_node: Node, g
     assert not tokens & set(NEVER_SAMPLED)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_ids_never_sampled_change_no_bit_even_where_their_logits_are_the_largest(
+    node: Node, run_with: Callable[[TransformersEngine, Unit], Run], temperature: float
+) -> None:
+    engine, unit = TransformersEngine(node.setup), node.unit(temperature=temperature)
+    before = run_with(engine, unit)
+    rows = node.parameter("lm_head.weight")
+    rows[64] = 1e3
+    rows[65] = -1e3  # of the image and the video placeholder, one has the largest logit, whatever the hidden state
+    largest: list[int] = []
+    hook = engine._model.lm_head.register_forward_hook(lambda *call: largest.extend(call[2].argmax(-1).flatten()))
+    after = run_with(engine, unit)
+    hook.remove()
+    assert {int(token) for token in largest} <= {64, 65}
+    for group in range(4):
+        assert after.responses(group) == before.responses(group)
+        assert after.by_group[group].logprobs.tobytes() == before.by_group[group].logprobs.tobytes()
+
+
+def test_a_padding_id_that_is_the_only_end_is_drawn_and_scored_like_any_other(
+    shared_node: Node, run_with: Callable[[TransformersEngine, Unit], Run]
+) -> None:
+    pad, never = 69, (64, 65, 66, 67)
+    spec = replace(shared_node.spec, never_sampled=never)
+    engine = TransformersEngine(dataclasses.replace(shared_node.setup, spec=spec))
+    run = run_with(engine, shared_node.unit(temperature=100.0, group_size=64, stop_ids=(pad,)))
+    stopped = 0
+    for group in range(4):
+        assert run.by_group[group].stopped == tuple(response[-1] == pad for response in run.responses(group))
+        for response, logprobs in zip(run.responses(group), run.logprobs(group), strict=True):
+            assert pad not in response[:-1]
+            stopped += response[-1] == pad
+            if response[-1] == pad:
+                logits = shared_node.full_logits(group, response).double() / 100.0
+                logits[:, list(never)] = -torch.inf
+                expected = torch.log_softmax(logits, -1).gather(1, torch.tensor(response)[:, None])[:, 0]
+                assert float(np.abs(logprobs - expected.numpy()).max()) < 1e-4
+    assert 10 < stopped < 100  # of 256; expected 28
+
+
 def test_the_engine_samples_from_the_mapped_bytes(
     node: Node, run_with: Callable[[TransformersEngine, Unit], Run]
 ) -> None:

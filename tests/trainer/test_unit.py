@@ -13,9 +13,9 @@ import torch
 
 from rollplex.errors import ProtocolError
 from rollplex.protocol.common import Kind, Logprobs, SegmentRef
-from rollplex.protocol.trainer import TrainSuffix
+from rollplex.protocol.trainer import Scale, TrainSuffix
 from rollplex_trainer.unit import SuffixUnit, read_unit
-from support.trainer import Sampled, World
+from support.trainer import Sampled, World, apply, prepare
 
 KV = SegmentRef(segment=99, kind=Kind.ACTOR_PREFIX_KV, size_bytes=1)
 
@@ -122,3 +122,37 @@ def test_what_is_read_can_be_changed_without_touching_the_message(world: World, 
     unit.rollout.zero_()
     unit.rewards[0][:] = 7.0
     assert torch.equal(read(world, message).advantages, unit.advantages)
+
+
+@pytest.mark.parametrize("scale", list(Scale))
+@pytest.mark.parametrize("reward", [0.0, 0.9, 1e8 + 0.1, -1 / 3])
+def test_rewards_that_are_all_equal_move_no_bit_of_the_model(
+    make_world: Callable[..., World], groups: list[Sampled], reward: float, scale: Scale
+) -> None:
+    """Four such numbers have another mean in floating point for some of these rewards."""
+    algorithm = {"scale_rewards": scale, "beta": 0.0, "entropy_bonus": 0.0}
+    world = make_world(algorithm=algorithm, optimizer={"weight_decay": 0.0})
+    before = world.header.require(0).digest
+    same = [
+        Sampled(
+            tokens=[*group.tokens, group.tokens[0]],
+            rollout=[*group.rollout, group.rollout[0]],
+            reference=[*group.reference, group.reference[0]],
+            rewards=[reward] * 4,
+        )
+        for group in groups
+    ]
+    ref, state = world.prefix()
+    message = world.train_message(ref, same)
+    if scale is Scale.BATCH:
+        message = msgspec.structs.replace(message, batch_rewards=floats(*[reward] * 12))
+    world.send(message)
+    world.clear_prefix_arena()
+    world.prefix_backward(ref, state)
+    assert not any(bool(gradient.any()) for gradient in (*world.gradients.values(), *world.prefix_gradients.values()))
+    vote = prepare(world)
+    assert vote.finite
+    assert all(math.isfinite(value) for value in vote.metrics.values())
+    assert vote.metrics["frac_reward_zero_std"] == 1.0
+    assert vote.metrics["grad_norm"] == 0.0
+    assert apply(world).digest == before
