@@ -11,6 +11,8 @@ import pytest
 import torch
 from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLConfig
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLModel
+from transformers.models.qwen2_vl.configuration_qwen2_vl import Qwen2VLConfig
+from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLModel
 
 from rollplex.data.patches import Grid
 from rollplex.data.positions import Medium, mrope_positions
@@ -64,6 +66,19 @@ def test_a_response_goes_on_where_transformers_generates_it(name: str, theirs: Q
     assert next_position == len(kinds) + delta
 
 
+@pytest.mark.parametrize("name", PROMPTS)
+def test_a_qwen2_vl_counts_temporal_patches_and_not_seconds(name: str) -> None:
+    tower: Any = {"depth": 1, "embed_dim": 16, "hidden_size": 16, "num_heads": 2}
+    text: Any = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    with torch.device("meta"):
+        model = Qwen2VLModel(Qwen2VLConfig(text_config={**text, "num_key_value_heads": 1}, vision_config=tower))
+    kinds, media = lay(PROMPTS[name])
+    ours, next_position = mrope_positions(len(kinds), media, merge=2, tokens_per_second=None)
+    expected, _ = reference([*kinds, *[0] * RESPONSE], media, model)
+    assert np.array_equal(ours, expected[:, : len(kinds)])
+    assert np.array_equal(np.tile(next_position + np.arange(RESPONSE), (3, 1)), expected[:, len(kinds) :])
+
+
 def lay(pieces: Sequence[Piece]) -> tuple[list[int], list[Medium]]:
     """Kinds of tokens (0 text, 1 image, 2 video) and media, with a token of text around each medium."""
     kinds: list[int] = []
@@ -78,7 +93,9 @@ def lay(pieces: Sequence[Piece]) -> tuple[list[int], list[Medium]]:
     return kinds, media
 
 
-def reference(kinds: Sequence[int], media: Sequence[Medium], model: Qwen2_5_VLModel) -> tuple[np.ndarray, int]:
+def reference(
+    kinds: Sequence[int], media: Sequence[Medium], model: Qwen2_5_VLModel | Qwen2VLModel
+) -> tuple[np.ndarray, int]:
     def grids(video: bool) -> torch.Tensor | None:
         chosen = [m.grid for m in media if (m.seconds_per_grid is not None) == video]
         return torch.tensor([[g.frames, g.height, g.width] for g in chosen]) if chosen else None

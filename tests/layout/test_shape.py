@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from rollplex.errors import ModelError
-from rollplex.layout.shape import ModelShape, VisionShape, media_ids, read_shape
+from rollplex.layout.shape import ModelShape, media_ids, read_shape
+from rollplex.layout.vision import VisionShape
 
 Config = dict[str, Any]
 Folder = Callable[..., Path]

@@ -14,7 +14,8 @@ from typing import TypeAlias
 import pytest
 
 from rollplex.layout.parameters import ParameterTable, parameter_table
-from rollplex.layout.shape import ModelShape, VisionShape
+from rollplex.layout.shape import ModelShape
+from rollplex.layout.vision import VisionShape
 from rollplex.memory import Backend, Mapping, backend
 from rollplex.memory.fds import send
 

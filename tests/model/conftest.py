@@ -13,8 +13,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+from transformers import (
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
+)
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as stock
+from transformers.models.qwen2_vl import modeling_qwen2_vl as older
 
 from rollplex.layout.parameters import ParameterTable, gradient_table, parameter_table
 from rollplex.layout.shape import ModelShape, read_shape
@@ -35,22 +41,33 @@ MODELS = {
     "tiny": (64, 2, 2, 1, 128, [4, 6, 6], 64, 2, 128),
     "gpu": (256, 2, 4, 2, 320, [8, 12, 12], 64, 2, 252),
     "deep": (48, 4, 3, 3, 80, [2, 3, 3], 32, 4, 60),
+    "qwen2": (64, 2, 2, 1, 128, [4, 6, 6], 48, 3, 96),
 }
+"""qwen2 is a Qwen2-VL."""
 
 
-def model_config(name: str, *, tied: bool) -> Qwen2_5_VLConfig:
+def model_class(name: str) -> Any:
+    return Qwen2VLForConditionalGeneration if name == "qwen2" else Qwen2_5_VLForConditionalGeneration
+
+
+def model_config(name: str, *, tied: bool) -> Any:
     hidden, layers, heads, kv, wide, section, v_hidden, v_heads, v_wide = MODELS[name]
-    return Qwen2_5_VLConfig(
+    vision: dict[str, Any] = {
+        "depth": 2, "hidden_size": v_hidden, "num_heads": v_heads, "intermediate_size": v_wide,
+        "out_hidden_size": hidden, "window_size": 56, "fullatt_block_indexes": [1], "tokens_per_second": 2,
+    }  # fmt: skip
+    if name == "qwen2":
+        ratio = v_wide // v_hidden
+        vision = {"depth": 2, "embed_dim": v_hidden, "hidden_size": hidden, "num_heads": v_heads, "mlp_ratio": ratio}
+    make: Any = Qwen2VLConfig if name == "qwen2" else Qwen2_5_VLConfig
+    return make(
         text_config={
             "vocab_size": VOCAB, "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads,
             "num_key_value_heads": kv, "intermediate_size": wide, "max_position_embeddings": 4096,
             "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": section},
             "pad_token_id": PAD, "eos_token_id": EOS, "bos_token_id": None, "tie_word_embeddings": tied,
         },
-        vision_config={
-            "depth": 2, "hidden_size": v_hidden, "num_heads": v_heads, "intermediate_size": v_wide,
-            "out_hidden_size": hidden, "window_size": 56, "fullatt_block_indexes": [1], "tokens_per_second": 2,
-        },
+        vision_config=vision,
         image_token_id=IMAGE, video_token_id=VIDEO, vision_start_token_id=START, vision_end_token_id=END,
         tie_word_embeddings=tied,
     )  # fmt: skip
@@ -137,15 +154,16 @@ class Kit:
 
     def stock(self, name: str = "tiny", *, tied: bool = False, frozen: bool = False, dtype: str = "float32") -> Any:
         """transformers' own model of the same folder."""
-        model: Any = Qwen2_5_VLForConditionalGeneration.from_pretrained(
+        model: Any = model_class(name).from_pretrained(
             self.folder(name, tied), dtype=getattr(torch, dtype), attn_implementation="sdpa"
         )
         for parameter in model.model.visual.parameters():
             parameter.requires_grad_(not frozen)
         return model.train(False)
 
-    def sample(self, parts: Sequence[Any], seed: int) -> Sample:
-        """parts: a number of text tokens, ("image", (1, h, w)) or ("video", (t, h, w), seconds)."""
+    def sample(self, parts: Sequence[Any], seed: int, name: str = "tiny") -> Sample:
+        """parts: a number of text tokens, ("image", (1, h, w)) or ("video", (t, h, w), seconds). For the model `name`:
+        the two architectures place videos differently."""
         generator = torch.Generator().manual_seed(seed)
         ids: list[int] = []
         kinds: list[int] = []
@@ -163,14 +181,15 @@ class Kit:
             media.append((token, grid, part[2] if kind == 2 else 1.0))
         pixels = [torch.randn(g[0] * g[1] * g[2], 1176, generator=generator) for _, g, _ in media]
         sample = Sample(torch.tensor(ids), torch.tensor(kinds), media, pixels)
-        sample.positions = self._positions(sample)
+        sample.positions = self._positions(sample, name)
         return sample
 
-    def _positions(self, sample: Sample) -> Tensor:
+    def _positions(self, sample: Sample, name: str) -> Tensor:
         """transformers' own mrope positions, as the input child would write them."""
-        model: Any = stock.Qwen2_5_VLModel.__new__(stock.Qwen2_5_VLModel)
+        kind: Any = older.Qwen2VLModel if name == "qwen2" else stock.Qwen2_5_VLModel
+        model: Any = kind.__new__(kind)
         torch.nn.Module.__init__(model)
-        model.config = model_config("tiny", tied=False)
+        model.config = model_config(name, tied=False)
         grids = {k: v for t in (IMAGE, VIDEO) for k, v in sample.of(t).items() if not k.startswith("pixel")}
         positions: Tensor = model.get_rope_index(sample.ids[None], mm_token_type_ids=sample.kinds[None], **grids)[0]
         return positions[:, 0]
@@ -222,7 +241,10 @@ class Kit:
         ids = torch.cat([sample.ids, response])[None]
         kinds = torch.cat([sample.kinds, torch.zeros_like(response)])[None]
         model.model.rope_deltas = None
-        out = model(input_ids=ids, mm_token_type_ids=kinds, use_cache=False, **sample.of(IMAGE), **sample.of(VIDEO))
+        media = sample.of(IMAGE) | sample.of(VIDEO)
+        if model.config.model_type == "qwen2_vl":
+            media.pop("second_per_grid_ts", None)
+        out = model(input_ids=ids, mm_token_type_ids=kinds, use_cache=False, **media)
         logits = out.logits[0, len(sample.ids) - 1 : -1] / temperature
         keep = torch.ones(VOCAB, dtype=torch.bool)
         keep[list(NEVER)] = False
@@ -273,12 +295,12 @@ def kit(tmp_path_factory: pytest.TempPathFactory) -> Kit:
     def folder_of(name: str, tied: bool) -> Path:
         if (name, tied) not in made:
             folder = tmp_path_factory.mktemp(f"{name}-{'tied' if tied else 'untied'}")
-            torch.manual_seed(len(made))
-            model: Any = Qwen2_5_VLForConditionalGeneration(model_config(name, tied=tied))
+            torch.manual_seed(2 * list(MODELS).index(name) + tied)
+            model: Any = model_class(name)(model_config(name, tied=tied))
             for parameter in model.parameters():
                 parameter.data.normal_(0, 0.8 / MODELS[name][0] ** 0.5)  # keeps hidden states of order one
             for module in model.modules():
-                if type(module).__name__ == "Qwen2_5_VLRMSNorm":
+                if type(module).__name__ in {"Qwen2_5_VLRMSNorm", "Qwen2VLRMSNorm", "LayerNorm"}:
                     module.weight.data.add_(1.0)
             model.save_pretrained(folder)
             made[name, tied] = folder
@@ -302,4 +324,6 @@ def exact(monkeypatch: pytest.MonkeyPatch) -> None:
         return query * cos + half(query) * sin, key * cos + half(key) * sin
 
     monkeypatch.setattr(stock.Qwen2_5_VLRMSNorm, "forward", norm)
-    monkeypatch.setattr(stock, "apply_rotary_pos_emb_vision", rope)
+    monkeypatch.setattr(older.Qwen2VLRMSNorm, "forward", norm)
+    for module in (stock, older):
+        monkeypatch.setattr(module, "apply_rotary_pos_emb_vision", rope)

@@ -136,5 +136,5 @@ def test_sliding_window_attention_is_refused(kit: Any, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelError, match="full_attention in every layer"):
         build(tmp_path, store.table, store.views, gradients=None, freeze_vision=False)
-    with pytest.raises(ModelError, match="config.json cannot be read"):
+    with pytest.raises(ModelError, match="config.json: A model file cannot be read"):
         build(tmp_path / "nothing", store.table, store.views, gradients=None, freeze_vision=False)

@@ -56,8 +56,8 @@ class Result:
 Sabotage = Callable[[PrefixState], PrefixState]
 
 
-def problem(kit: Any, case: str, dtype: str) -> Problem:
-    samples = [kit.sample(parts, seed) for seed, parts in enumerate(CASES[case])]
+def problem(kit: Any, case: str, dtype: str, name: str = "tiny") -> Problem:
+    samples = [kit.sample(parts, seed, name) for seed, parts in enumerate(CASES[case])]
     tokens, lengths = kit.responses(LENGTHS * len(samples), 7)
     generator = torch.Generator().manual_seed(3)
     return Problem(
@@ -114,7 +114,7 @@ def check(kit: Any, ours: Result, full: Result, bound: float) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """A model. tiny: 2 query heads on 1 K/V head. gpu: 4 on 2. deep: 3 on 3."""
+    """A model. tiny: 2 query heads on 1 K/V head. gpu: 4 on 2. deep: 3 on 3. qwen2: a Qwen2-VL, 2 on 1."""
 
     name: str
     tied: bool = False
@@ -126,14 +126,15 @@ class Variant:
 
 
 TINY = [Variant(name="tiny", tied=tied, frozen=frozen) for tied in (False, True) for frozen in (False, True)]
+OTHERS = [Variant(name="gpu"), Variant(name="deep", tied=True, frozen=True), Variant(name="qwen2")]
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("variant", [*TINY, Variant(name="gpu"), Variant(name="deep", tied=True, frozen=True)], ids=str)
+@pytest.mark.parametrize("variant", [*TINY, *OTHERS], ids=str)
 def test_shared_and_replicated_split_equal_the_unsplit_model_in_float64(
     kit: Any, exact: None, case: str, variant: Variant
 ) -> None:
-    given = problem(kit, case, "float64")
+    given = problem(kit, case, "float64", variant.name)
     full = unsplit(kit, kit.stock(**asdict(variant), dtype="float64"), given)
     store = kit.shared_store(**asdict(variant), dtype="float64")
     shared, replicated = split(kit, store, given), split(kit, store, given, copies=SAMPLES)
@@ -144,20 +145,26 @@ def test_shared_and_replicated_split_equal_the_unsplit_model_in_float64(
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("name", ["tiny", "gpu", "deep"])
+@pytest.mark.parametrize("name", ["tiny", "gpu", "deep", "qwen2"])
 def test_split_equals_the_unsplit_model_in_float32(kit: Any, name: str, case: str) -> None:
-    given = problem(kit, case, "float32")
+    given = problem(kit, case, "float32", name)
     full = unsplit(kit, kit.stock(name), given)
     check(kit, split(kit, kit.shared_store(name), given), full, 1e-5)
 
 
 @pytest.mark.parametrize(
     ("variant", "copies"),
-    [(Variant(name="gpu"), SAMPLES), (Variant(name="gpu", tied=True), 1), (Variant(name="gpu", frozen=True), 1)],
-    ids=["replicated", "tied", "vision frozen"],
+    [
+        (Variant(name="gpu"), SAMPLES),
+        (Variant(name="gpu", tied=True), 1),
+        (Variant(name="gpu", frozen=True), 1),
+        (Variant(name="qwen2", tied=True), SAMPLES),
+        (Variant(name="qwen2", frozen=True), 1),
+    ],
+    ids=["replicated", "tied", "vision frozen", "Qwen2-VL replicated and tied", "Qwen2-VL, vision frozen"],
 )
 def test_each_variant_equals_the_unsplit_model_in_float32(kit: Any, variant: Variant, copies: int) -> None:
-    given = problem(kit, "mixed", "float32")
+    given = problem(kit, "mixed", "float32", variant.name)
     full = unsplit(kit, kit.stock(**asdict(variant)), given)
     ours = split(kit, kit.shared_store(**asdict(variant)), given, copies=copies)
     check(kit, ours, full, 1e-5)

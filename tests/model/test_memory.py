@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollplex.layout.kv import KvLayout
-from rollplex.layout.shape import VisionShape
+from rollplex.layout.vision import VisionShape
 from rollplex.memory import predict
 from rollplex.model.decode import Decoder
 from rollplex.model.logprob import forbidden_ids
@@ -29,7 +29,7 @@ PROMPTS: dict[str, list[list[Any]]] = {
     "images": [[2, ("image", (1, 4, 6)), ("image", (1, 10, 8))], [3, ("image", (1, 2, 2)), 2]],
     "video": [[2, ("video", (3, 6, 4), 1.5), 5], [40]],
 }
-MODELS = ["tiny", "gpu", "deep"]
+MODELS = ["tiny", "gpu", "deep", "qwen2"]
 BOUND = 0.01 if tuple(map(int, transformers.__version__.split(".")[:2])) >= (5, 17) else 0.05
 """transformers 5.12 keeps cos and sin of the rope once per layer."""
 

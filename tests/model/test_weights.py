@@ -11,12 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import Qwen2_5_VLForConditionalGeneration
+from transformers import AutoModelForImageTextToText
 
 from rollplex.errors import CheckpointError, ModelError
 from rollplex.layout.parameters import parameter_table, reference_table
 from rollplex.layout.shape import read_shape
-from rollplex.memory.tensors import DTYPES
+from rollplex.layout.weight_files import canonical_name
+from rollplex.memory.tensors import DTYPES, hf_views
 from rollplex.model import weights
 
 
@@ -28,7 +29,7 @@ def filled(folder: Path, dtype: str = "float32") -> tuple[Any, dict[str, Tensor]
 
 
 def opened(folder: Path) -> dict[str, Tensor]:
-    model: Any = Qwen2_5_VLForConditionalGeneration.from_pretrained(folder)
+    model: Any = AutoModelForImageTextToText.from_pretrained(folder)
     return dict(model.state_dict())
 
 
@@ -43,21 +44,25 @@ def copy(kit: Any, tmp_path: Path) -> Any:
 
 
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
-def test_a_saved_folder_opens_and_holds_the_same_bits(kit: Any, tmp_path: Path, tied: bool, dtype: str) -> None:
-    source = kit.folder("gpu", tied)
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("gpu", "float32"), ("gpu", "bfloat16"), ("gpu", "float64"), ("qwen2", "bfloat16")]
+)
+def test_a_saved_folder_opens_and_holds_the_same_bits(
+    kit: Any, tmp_path: Path, name: str, tied: bool, dtype: str
+) -> None:
+    source = kit.folder(name, tied)
     table, views = filled(source, dtype)
     size_bytes = weights.save_folder(table, views, source, tmp_path)
     assert size_bytes == sum(file.stat().st_size for file in tmp_path.iterdir())
     again_table, again = filled(tmp_path, dtype)
     assert again_table == table
-    assert all(torch.equal(again[name], view) for name, view in views.items())
+    assert all(torch.equal(again[stored], view) for stored, view in views.items())
     expected = opened(source)
     got = opened(tmp_path)
     assert got.keys() == expected.keys()
-    for name, tensor in got.items():
+    for parameter, tensor in got.items():
         assert tensor.dtype == DTYPES[dtype]
-        assert torch.equal(tensor, expected[name].to(DTYPES[dtype]))
+        assert torch.equal(tensor, expected[parameter].to(DTYPES[dtype]))
 
 
 def test_every_byte_of_the_stored_layout_is_written(kit: Any) -> None:
@@ -69,7 +74,7 @@ def test_a_folder_with_transformers_parameter_names_is_read_and_written_under_th
     source = copy()
     file = source / "model.safetensors"
     _, expected = filled(source)
-    names = {name: weights.canonical_name(name) for name in load_file(file)}
+    names = {name: canonical_name(name) for name in load_file(file)}
     assert names["visual.merger.ln_q.weight"] == "model.visual.merger.ln_q.weight"
     assert names["model.norm.weight"] == "model.language_model.norm.weight"
     assert names["lm_head.weight"] == "lm_head.weight"
@@ -139,6 +144,31 @@ def test_only_the_trainable_part_can_be_filled(kit: Any) -> None:
     _, expected = filled(folder)
     assert views.keys() == {e.name for e in whole.entries if e.trainable}
     assert all(torch.equal(view, expected[name]) for name, view in views.items())
+
+
+@pytest.mark.parametrize("on_disk", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("shards", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_weights_of_any_float_dtype_become_the_tables(
+    copy: Any, on_disk: torch.dtype, shards: bool, dtype: str
+) -> None:
+    folder = copy(tied=True)
+    file = folder / "model.safetensors"
+    tensors = {name: tensor.to(on_disk) for name, tensor in load_file(file).items()}
+    file.unlink()
+    parts = [sorted(tensors)[0::2], sorted(tensors)[1::2]] if shards else [sorted(tensors)]
+    weight_map: dict[str, str] = {}
+    for number, names in enumerate(parts):
+        name = f"model-{number + 1:05}-of-00002.safetensors" if shards else file.name
+        save_file({tensor: tensors[tensor] for tensor in names}, folder / name)
+        weight_map |= dict.fromkeys(names, name)
+    if shards:
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    table, views = filled(folder, dtype)
+    held = hf_views(views, table)
+    assert held.keys() == {canonical_name(name) for name in tensors}
+    for name, tensor in tensors.items():
+        assert torch.equal(held[canonical_name(name)], tensor.to(DTYPES[dtype]))
 
 
 def change(folder: Path, edit: Any) -> None:

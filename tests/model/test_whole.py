@@ -33,10 +33,10 @@ def backward(logprobs: Tensor, entropy: Tensor) -> None:
 
 @pytest.mark.parametrize("chunk_bytes", [2**20, 1], ids=["one chunk", "a chunk per token"])
 @pytest.mark.parametrize("prompt", PROMPTS)
-@pytest.mark.parametrize("name", ["tiny", "deep"])
+@pytest.mark.parametrize("name", ["tiny", "deep", "qwen2"])
 def test_it_is_transformers_own_forward_and_backward(kit: Any, name: str, prompt: str, chunk_bytes: int) -> None:
     tied, frozen = name == "deep", name == "deep" and prompt == "images"
-    sample = kit.sample(PROMPTS[prompt], 3)
+    sample = kit.sample(PROMPTS[prompt], 3, name)
     response = kit.responses([6], 5)[0][0]
     stock = kit.stock(name, tied=tied, frozen=frozen)
     logprobs, entropy = kit.full_logprobs(stock, sample, response, TEMPERATURE)
@@ -73,14 +73,14 @@ def test_ours_and_the_plain_model_share_parameters_and_arena_and_nothing_that_co
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
 @pytest.mark.parametrize("frozen", [False, True])
-@pytest.mark.parametrize("name", ["tiny", "gpu", "deep"])
+@pytest.mark.parametrize("name", ["tiny", "gpu", "deep", "qwen2"])
 def test_what_its_graph_holds_is_at_most_what_is_predicted_and_not_much_less(
     kit: Any, name: str, frozen: bool, dtype: str
 ) -> None:
     store = kit.shared_store(name, frozen=frozen, dtype=dtype)
     model = plain(store, frozen=frozen)
     for prompt, parts in PROMPTS.items():
-        batch = kit.batch([kit.sample(parts, 3)])
+        batch = kit.batch([kit.sample(parts, 3, name)])
         response = kit.responses([6], 5)[0][0]
         with GraphMeter() as meter:
             out = whole_forward(model, batch, response, temperature=1.0, never_sampled=kit.NEVER)

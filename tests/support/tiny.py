@@ -1,4 +1,4 @@
-"""A tiny Qwen2.5-VL with random weights, and prompts for it: text, images, a video."""
+"""A tiny Qwen2.5-VL or Qwen2-VL with random weights, and prompts for it: text, images, a video."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+from transformers import AutoConfig, AutoModelForImageTextToText, Qwen2_5_VLConfig, Qwen2VLConfig
 
 from rollplex.layout.shape import read_shape
 from rollplex.protocol.common import MediaSlot, PromptSlot
@@ -37,6 +37,8 @@ VISION: dict[str, Any] = {
     "fullatt_block_indexes": [0],
     "window_size": 56,
 }
+OLDER_VISION: dict[str, Any] = {"depth": 2, "embed_dim": 16, "hidden_size": 16, "num_heads": 2, "mlp_ratio": 2}
+"""Of a Qwen2-VL."""
 IMAGE, VIDEO = 64, 65
 SPECIAL: dict[str, Any] = {
     "image_token_id": IMAGE,
@@ -79,22 +81,29 @@ class Prompt:
         return {"pixel_values_videos": self.pixels, "video_grid_thw": self.grids, "second_per_grid_ts": ticks}
 
 
-def write_model(folder: Path, *, seed: int = 3, tied: bool = True) -> None:
-    """Both towers, random weights far enough from 0 that every parameter matters."""
-    config = Qwen2_5_VLConfig(text_config=TEXT, vision_config=VISION, tie_word_embeddings=tied, **SPECIAL)
+def write_model(folder: Path, *, seed: int = 3, tied: bool = True, older: bool = False) -> None:
+    """Both towers, random weights far enough from 0 that every parameter matters. older: a Qwen2-VL."""
+    make: Any = Qwen2VLConfig if older else Qwen2_5_VLConfig
+    vision = OLDER_VISION if older else VISION
+    config = make(text_config=TEXT, vision_config=vision, tie_word_embeddings=tied, **SPECIAL)
     torch.manual_seed(seed)
-    model = Qwen2_5_VLForConditionalGeneration(config)
+    model = _stock(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.normal_(1.0 if "norm" in name or "ln_q" in name else 0.0, 0.15)
+            scale = ("norm" in name or "ln_q" in name) and not name.endswith("bias")
+            parameter.normal_(1.0 if scale else 0.0, 0.15)
     model.save_pretrained(folder)
+
+
+def _stock(config: Any) -> Any:
+    return AutoModelForImageTextToText.from_config(config)  # type: ignore[no-untyped-call]
 
 
 def make_prompts(folder: Path, written: Sequence[Written]) -> list[Prompt]:
     """Groups 0, 1, ... with rows 100, 101, ...; positions are transformers' own, pixels random."""
-    config = Qwen2_5_VLConfig.from_pretrained(folder)
+    config = AutoConfig.from_pretrained(folder)
     with torch.device("meta"):
-        positions_of: Any = Qwen2_5_VLForConditionalGeneration(config).model.get_rope_index
+        positions_of = _stock(config).model.get_rope_index
     width = read_shape(folder).row_width
     made = []
     for number, (tokens, grids) in enumerate(written):

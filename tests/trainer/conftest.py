@@ -21,6 +21,14 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def older_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Qwen2-VL, untied."""
+    folder = tmp_path_factory.mktemp("older")
+    write_model(folder, tied=False, older=True)
+    return folder
+
+
 @pytest.fixture
 def make_segments() -> Iterator[Callable[[], HostSegments]]:
     made: list[HostSegments] = []
@@ -49,7 +57,9 @@ def groups() -> list[Sampled]:
 def make_world(
     model_folder: Path, prompts: list[Prompt], make_segments: Callable[[], HostSegments]
 ) -> Callable[..., World]:
-    def make(dtype: str = "float32", **changes: Any) -> World:
-        return World(model_folder, prompts, make_segments(), dtype, **changes)
+    def make(dtype: str = "float32", folder: Path | None = None, **changes: Any) -> World:
+        if folder is None:
+            return World(model_folder, prompts, make_segments(), dtype, **changes)
+        return World(folder, make_prompts(folder, PROMPTS), make_segments(), dtype, **changes)
 
     return make

@@ -9,17 +9,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
-from transformers import Qwen2_5_VLForConditionalGeneration
+from torch import Tensor
+from transformers import Qwen2_5_VLForConditionalGeneration, Qwen2VLForConditionalGeneration
 
 from rollplex.checkpoint.folder import latest, verify
 from rollplex.errors import CheckpointError, StaleWeightsError
 from rollplex.latest import link_latest
 from rollplex.memory.tensors import hf_views
 from rollplex.protocol.trainer import ApplyUpdate, PrepareUpdate, SaveCheckpoint
-from support.trainer import Sampled, World
+from support.tiny import NEVER_SAMPLED, Prompt
+from support.trainer import ALGORITHM, Sampled, World
 
 MakeWorld = Callable[..., World]
 
@@ -75,6 +79,48 @@ def test_the_folder_opens_with_from_pretrained_and_holds_the_optimizers_state(
             for name, value in tensors.items():
                 assert torch.equal(file.get_tensor(f"{kind}.{name}"), value)
     assert json.loads((folder / "training" / "state.json").read_text()) == {"row": 17}
+
+
+def stock_logprobs(model: Any, prompt: Prompt, response: list[int]) -> Tensor:
+    """Of a response, from transformers' own logits of the whole sequence, over the ids that may be sampled."""
+    tokens = torch.tensor(response)
+    model.model.rope_deltas = None
+    with torch.no_grad():
+        logits = model(
+            input_ids=torch.cat([prompt.ids, tokens])[None],
+            mm_token_type_ids=torch.cat([prompt.kinds, torch.zeros_like(tokens)])[None],
+            use_cache=False,
+            **prompt.media,
+        ).logits[0, len(prompt.ids) - 1 : -1]
+    logits[:, list(NEVER_SAMPLED)] = -torch.inf
+    logp = torch.log_softmax(logits.double() / ALGORITHM.temperature, -1)
+    return logp.gather(1, tokens[:, None])[:, 0]
+
+
+@pytest.mark.parametrize("older", [False, True], ids=["Qwen2.5-VL", "Qwen2-VL"])
+def test_transformers_opens_a_trained_checkpoint_and_gives_the_trainers_log_probabilities(
+    make_world: MakeWorld, older_folder: Path, groups: list[Sampled], tmp_path: Path, older: bool
+) -> None:
+    world = make_world(folder=older_folder if older else None)
+    before = world.header.require(0).digest
+    update(world, groups, 0)
+    save(world, tmp_path, 1)
+    assert world.header.require(1).digest != before
+    ref, _ = world.prefix()
+    message = msgspec.structs.replace(world.train_message(ref, groups, version=1), return_logprobs=True)
+    answer = world.send(message)
+    kind: Any = Qwen2VLForConditionalGeneration if older else Qwen2_5_VLForConditionalGeneration
+    trained = kind.from_pretrained(tmp_path / "step_1").train(False)
+    untrained = kind.from_pretrained(world.folder).train(False)
+    assert [prompt.pixels is not None for prompt in world.prompts] == [True, False, True]
+    for prompt, group, said in zip(world.prompts, groups, answer.logprobs, strict=True):
+        ours = np.frombuffer(said.values, dtype="<f8")
+        theirs, old = (
+            torch.cat([stock_logprobs(model, prompt, tokens) for tokens in group.tokens]).numpy()
+            for model in (trained, untrained)
+        )
+        assert np.abs(ours - theirs).max() < 1e-5
+        assert np.abs(ours - old).max() > 1e-3, "the update cannot be told"
 
 
 def test_a_run_can_start_from_a_checkpoint_and_save_again(

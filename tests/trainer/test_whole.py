@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -74,6 +75,18 @@ def test_log_probabilities_gradients_and_metrics_are_those_of_the_split(
     other_vote = prepare(whole)
     assert other_vote.finite
     assert other_vote.metrics == pytest.approx(vote.metrics, rel=1e-5, abs=1e-6)
+    assert all(bool(gradient.any()) for gradient in whole.gradients.values())
+    assert_close(split.gradients, whole.gradients, 1e-5)
+
+
+def test_a_qwen2_vl_is_trained_alike_in_both_ways(
+    make_world: MakeWorld, older_folder: Path, groups: list[Sampled]
+) -> None:
+    split, whole = (make_world(folder=older_folder, optimizer=UNCLIPPED) for _ in range(2))
+    train_all(split, groups)
+    vote = prepare(split)
+    whole.send(whole_message(whole, groups))
+    assert prepare(whole).metrics == pytest.approx(vote.metrics, rel=1e-5, abs=1e-6)
     assert all(bool(gradient.any()) for gradient in whole.gradients.values())
     assert_close(split.gradients, whole.gradients, 1e-5)
 

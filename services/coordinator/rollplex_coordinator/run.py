@@ -26,6 +26,7 @@ from rollplex.data.order import rows_of_step
 from rollplex.errors import JournalError, RollplexError
 from rollplex.journal.events import Event, RunEnded, StopRequested, StopWhen
 from rollplex.journal.phases import Phase
+from rollplex.layout.folder import check_folder
 from rollplex.protocol.claim import Claim, claim
 from rollplex.protocol.common import Role
 from rollplex_coordinator.api import Api
@@ -59,6 +60,7 @@ def run(options: Options, signals: Signals) -> int:
     try:
         config = load(options.config, options.overrides)
         config = config if options.verify is None else checked(config)
+        check_folder(config.model.path)
         run_id = f"{config.run.name[:MAX_RUN_NAME]}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
         with claim(options.run_dir, run_id) as claimed:
             run_dir = claimed.run_dir.path

@@ -33,7 +33,7 @@ class Medium(Struct, frozen=True, kw_only=True):
 
 
 def mrope_positions(
-    num_tokens: int, media: Sequence[Medium], *, merge: int, tokens_per_second: int
+    num_tokens: int, media: Sequence[Medium], *, merge: int, tokens_per_second: int | None
 ) -> tuple[npt.NDArray[np.int64], int]:
     """Positions of a prompt.
 
@@ -41,7 +41,8 @@ def mrope_positions(
         num_tokens: of the whole prompt, placeholders expanded.
         media: in the order of their placeholders.
         merge: merge x merge patches are one token.
-        tokens_per_second: temporal positions per second of video (config.json).
+        tokens_per_second: temporal positions per second of video (config.json); None: one per temporal patch, whatever
+            the seconds, as in Qwen2-VL.
 
     Returns:
         int64 [3, num_tokens] (temporal, height, width), and the position at which the response goes on.
@@ -63,10 +64,10 @@ def mrope_positions(
     return positions, position + num_tokens - at
 
 
-def _times(medium: Medium, tokens_per_second: int) -> npt.NDArray[np.int64]:
+def _times(medium: Medium, tokens_per_second: int | None) -> npt.NDArray[np.int64]:
     """Temporal positions of the frames; float32 and cut off, as torch computes them."""
     frames = np.arange(medium.grid.frames)
-    if medium.seconds_per_grid is None:
+    if medium.seconds_per_grid is None or tokens_per_second is None:
         return frames
     interval = np.float32(tokens_per_second) * np.float32(medium.seconds_per_grid)
     return (frames.astype(np.float32) * interval).astype(np.int64)

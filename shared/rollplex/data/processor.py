@@ -16,7 +16,8 @@ from msgspec.structs import replace
 
 from rollplex.errors import ConfigError, ModelError
 from rollplex.layout.fields import load
-from rollplex.layout.shape import ModelShape, VisionShape
+from rollplex.layout.shape import ModelShape
+from rollplex.layout.vision import VisionShape
 
 NESTED_FILE = "processor_config.json"
 IMAGE_FILE = "preprocessor_config.json"

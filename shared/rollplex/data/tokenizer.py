@@ -15,8 +15,8 @@ from tokenizers import Tokenizer
 from rollplex.data.template import ChatTemplate
 from rollplex.errors import ConfigError, ModelError
 from rollplex.layout.fields import load
+from rollplex.layout.folder import refuse_code
 
-CODE_FILES = ("config.json", "tokenizer_config.json", "preprocessor_config.json", "processor_config.json")
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -142,19 +142,6 @@ class TextTokenizer:
                     do="Save it once with AutoTokenizer.from_pretrained(folder).save_pretrained(folder).",
                     where=where,
                 )
-
-
-def refuse_code(folder: Path) -> None:
-    """Raise ModelError if a file of the folder asks for the folder's own Python code (`auto_map`)."""
-    for name in CODE_FILES:
-        file = folder / name
-        if file.is_file() and load(file).get("auto_map"):
-            raise ModelError(
-                "This model wants its own code run, which Rollplex never does",
-                got="auto_map",
-                needed="a model of transformers' own classes",
-                where=str(file),
-            )
 
 
 def _read(file: Path) -> str:

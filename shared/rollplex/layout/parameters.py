@@ -2,7 +2,8 @@
 
 Owns: names, shapes, order, padding and alignment of the stored layout, which is SGLang's at TP = 1 (dumped from SGLang
 0.5.17, `srt/models/qwen2_5_vl.py`), and how each of transformers' parameters lies inside a stored one. Does not know:
-tensors, memory, how a table is filled.
+tensors, memory, how a table is filled. A Qwen2-VL's vision tower is named in the same manner; nothing of it is fused or
+padded.
 
     stored                            transformers                              padding (zero, never written)
     qkv_proj.weight [(q+2kv)D, H]     q_proj | k_proj | v_proj, row ranges      none
@@ -23,6 +24,7 @@ from typing import Final, Literal, TypeAlias
 
 from rollplex.errors import ModelError
 from rollplex.layout.shape import ModelShape
+from rollplex.layout.vision import VisionShape
 
 HEADER_BYTES: Final = 4096
 """One page in front of the actor weights (`rollplex.memory.header`)."""
@@ -206,6 +208,11 @@ class _Tower:
         """Stored as transformers has it."""
         return self.padded_rows(name, hf_name, shape, shape[0])
 
+    def linear(self, name: str, hf_name: str, rows: int, cols: int) -> Iterator[Stored]:
+        """A weight and its bias, stored as transformers has them."""
+        yield self.whole(f"{name}.weight", f"{hf_name}.weight", rows, cols)
+        yield self.whole(f"{name}.bias", f"{hf_name}.bias", rows)
+
     def padded_rows(
         self, name: str, hf_name: str, hf_shape: tuple[int, ...], rows: int, *, tied: bool = False
     ) -> Stored:
@@ -256,27 +263,37 @@ def _text_entries(shape: ModelShape) -> Iterator[Stored]:
 def _vision_entries(shape: ModelShape, *, trainable: bool) -> Iterator[Stored]:
     make = _Tower("vision", trainable=trainable)
     vision = shape.vision
-    hidden, wide, merger = vision.hidden, vision.intermediate, vision.merger_width
-    padded = _up(wide, VISION_MLP_MULTIPLE)
+    hidden, merger = vision.hidden, vision.merger_width
     hf = "model.visual"
     kernel = (vision.temporal_patch, vision.patch, vision.patch)
     patch_embed = "patch_embed.proj.weight"
     yield make.whole(f"visual.{patch_embed}", f"{hf}.{patch_embed}", hidden, vision.in_channels, *kernel)
     for n in range(vision.depth):
         to, of = f"visual.blocks.{n}", f"{hf}.blocks.{n}"
-        for norm in ("norm1.weight", "norm2.weight"):
-            yield make.whole(f"{to}.{norm}", f"{of}.{norm}", hidden)
-        for kind, width in (("weight", (hidden,)), ("bias", ())):
-            yield make.whole(f"{to}.attn.qkv_proj.{kind}", f"{of}.attn.qkv.{kind}", 3 * hidden, *width)
-        for kind, width in (("weight", (hidden,)), ("bias", ())):
-            yield make.whole(f"{to}.attn.proj.{kind}", f"{of}.attn.proj.{kind}", hidden, *width)
-        for kind, width in (("weight", (hidden,)), ("bias", ())):
-            gate_up = [(f"{of}.mlp.{p}_proj.{kind}", wide, padded) for p in ("gate", "up")]
-            yield make.fused(f"{to}.mlp.gate_up_proj.{kind}", gate_up, *width)
-        down = "mlp.down_proj"
-        yield make.padded_cols(f"{to}.{down}.weight", f"{of}.{down}.weight", (hidden, wide), padded)
-        yield make.whole(f"{to}.{down}.bias", f"{of}.{down}.bias", hidden)
-    yield make.whole("visual.merger.ln_q.weight", f"{hf}.merger.ln_q.weight", hidden)
-    for name, rows in (("merger.mlp.0", merger), ("merger.mlp.2", vision.out_hidden)):
-        yield make.whole(f"visual.{name}.weight", f"{hf}.{name}.weight", rows, merger)
-        yield make.whole(f"visual.{name}.bias", f"{hf}.{name}.bias", rows)
+        for norm in ("norm1", "norm2"):
+            yield from _vision_norm(make, f"{to}.{norm}", f"{of}.{norm}", vision)
+        yield from make.linear(f"{to}.attn.qkv_proj", f"{of}.attn.qkv", 3 * hidden, hidden)
+        yield from make.linear(f"{to}.attn.proj", f"{of}.attn.proj", hidden, hidden)
+        yield from _vision_mlp(make, f"{to}.mlp", f"{of}.mlp", vision)
+    yield from _vision_norm(make, "visual.merger.ln_q", f"{hf}.merger.ln_q", vision)
+    yield from make.linear("visual.merger.mlp.0", f"{hf}.merger.mlp.0", merger, merger)
+    yield from make.linear("visual.merger.mlp.2", f"{hf}.merger.mlp.2", vision.out_hidden, merger)
+
+
+def _vision_norm(make: _Tower, to: str, of: str, vision: VisionShape) -> Iterator[Stored]:
+    for kind in ("weight",) if vision.architecture == "qwen2_5_vl" else ("weight", "bias"):
+        yield make.whole(f"{to}.{kind}", f"{of}.{kind}", vision.hidden)
+
+
+def _vision_mlp(make: _Tower, to: str, of: str, vision: VisionShape) -> Iterator[Stored]:
+    hidden, wide = vision.hidden, vision.intermediate
+    if vision.architecture == "qwen2_vl":
+        yield from make.linear(f"{to}.fc1", f"{of}.fc1", wide, hidden)
+        yield from make.linear(f"{to}.fc2", f"{of}.fc2", hidden, wide)
+        return
+    padded = _up(wide, VISION_MLP_MULTIPLE)
+    for kind, width in (("weight", (hidden,)), ("bias", ())):
+        gate_up = [(f"{of}.{p}_proj.{kind}", wide, padded) for p in ("gate", "up")]
+        yield make.fused(f"{to}.gate_up_proj.{kind}", gate_up, *width)
+    yield make.padded_cols(f"{to}.down_proj.weight", f"{of}.down_proj.weight", (hidden, wide), padded)
+    yield make.whole(f"{to}.down_proj.bias", f"{of}.down_proj.bias", hidden)

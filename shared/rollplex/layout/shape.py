@@ -1,4 +1,4 @@
-"""The numbers that fix a Qwen2.5-VL's shapes, read from a model folder.
+"""The numbers that fix a model's shapes, read from a model folder: a Qwen2.5-VL or a Qwen2-VL.
 
 Owns: which field of config.json (and generation_config.json) gives which number, in every form that transformers 5.12
 to 5.24 write or read. Does not know: tensors, parameter names, tokenizers.
@@ -11,46 +11,12 @@ from pathlib import Path
 
 from rollplex.errors import ModelError
 from rollplex.layout.fields import Fields, load
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class VisionShape:
-    """The vision tower. Lengths are in pixels where they concern images, else in numbers per vector."""
-
-    depth: int
-    """Blocks."""
-    hidden: int
-    intermediate: int
-    """Width of the gated MLP as transformers has it, without SGLang's padding."""
-    heads: int
-    patch: int
-    """Side of a patch in pixels."""
-    temporal_patch: int
-    """Frames per patch."""
-    merge: int
-    """merge x merge patches become one token."""
-    in_channels: int
-    window: int
-    """Side of an attention window in pixels."""
-    full_attention_blocks: tuple[int, ...]
-    """Blocks without windows."""
-    out_hidden: int
-    tokens_per_second: int
-    """Temporal mrope positions per second of video."""
-
-    @property
-    def head_dim(self) -> int:
-        return self.hidden // self.heads
-
-    @property
-    def merger_width(self) -> int:
-        """Numbers per token inside the merger: merge * merge * hidden."""
-        return self.merge * self.merge * self.hidden
+from rollplex.layout.vision import ARCHITECTURES, Architecture, VisionShape, divides, read_vision_shape, width_name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelShape:
-    """A Qwen2.5-VL."""
+    """A Qwen2.5-VL or a Qwen2-VL: one language model, two vision towers."""
 
     hidden: int
     layers: int
@@ -77,6 +43,10 @@ class ModelShape:
     """Ids that end a response, those inside the vocabulary, in the order of the file."""
 
     @property
+    def architecture(self) -> Architecture:
+        return self.vision.architecture
+
+    @property
     def row_width(self) -> int:
         """Numbers in a pixel row: channels * temporal patch * patch * patch."""
         vision = self.vision
@@ -101,34 +71,54 @@ def read_shape(folder: Path) -> ModelShape:
     """Read config.json and, if it is there, generation_config.json of a model folder.
 
     Takes the nested form (text_config, vision_config) and the flat one (text fields at the top) with the precedence
-    that transformers 5.24's `Qwen2_5_VLConfig` gives them, and its defaults for fields that only select behaviour.
+    that transformers 5.24's configurations give them, and its defaults for fields that only select behaviour.
 
     Raises:
         ModelError: a file that cannot be read, a field that is absent or unusable (named in `where`), or another
             architecture.
     """
     root = Fields(load(folder / "config.json"), str(folder / "config.json"))
-    model_type = root.get("model_type")
-    if model_type != "qwen2_5_vl":
-        raise ModelError(
-            "This architecture is not supported",
-            got=f"model_type {model_type!r}",
-            needed="qwen2_5_vl",
-            do="Use a Qwen2.5-VL model folder.",
-            where=root.where("model_type"),
-        )
+    architecture = _architecture(root)
     text = root.section("text_config") if root.get("text_config") is not None else root
     generation_file = folder / "generation_config.json"
     generation = Fields(load(generation_file) if generation_file.is_file() else {}, str(generation_file))
-    shape = _model_shape(root, text, generation)
+    shape = _model_shape(root, text, generation, architecture)
     _check(shape, root)
     return shape
 
 
-def _model_shape(root: Fields, text: Fields, generation: Fields) -> ModelShape:
+def read_architecture(folder: Path) -> Architecture:
+    """Of config.json. Raises ModelError as `read_shape`."""
+    return _architecture(Fields(load(folder / "config.json"), str(folder / "config.json")))
+
+
+def _architecture(root: Fields) -> Architecture:
+    """Of a model that can be trained."""
+    model_type = root.get("model_type")
+    architecture = next((known for known in ARCHITECTURES if known == model_type), None)
+    if architecture is None:
+        raise ModelError(
+            "This architecture is not supported",
+            got=f"model_type {model_type!r}",
+            needed=" or ".join(ARCHITECTURES),
+            do="Use a Qwen2.5-VL or Qwen2-VL model folder.",
+            where=root.where("model_type"),
+        )
+    if root.get("quantization_config") is not None:
+        raise ModelError(
+            "Quantized weights cannot be trained",
+            got="a quantization_config",
+            needed="weights in float32, float16 or bfloat16",
+            do="Use the folder that the model was quantized from.",
+            where=root.where("quantization_config"),
+        )
+    return architecture
+
+
+def _model_shape(root: Fields, text: Fields, generation: Fields, architecture: Architecture) -> ModelShape:
     heads = text.whole("num_attention_heads")
     hidden = text.whole("hidden_size")
-    _divides(text, "num_attention_heads", heads, "hidden_size", hidden)
+    divides(text, "num_attention_heads", heads, "hidden_size", hidden)
     head_dim = hidden // heads
     if text.whole("head_dim", head_dim) != head_dim:
         raise ModelError(
@@ -138,7 +128,7 @@ def _model_shape(root: Fields, text: Fields, generation: Fields) -> ModelShape:
             where=text.where("head_dim"),
         )
     kv_heads = text.whole("num_key_value_heads", heads)
-    _divides(text, "num_key_value_heads", kv_heads, "num_attention_heads", heads)
+    divides(text, "num_key_value_heads", kv_heads, "num_attention_heads", heads)
     if text.get("use_sliding_window"):
         raise ModelError(
             "Sliding-window attention is not supported",
@@ -148,6 +138,7 @@ def _model_shape(root: Fields, text: Fields, generation: Fields) -> ModelShape:
         )
     vocab = text.whole("vocab_size")
     rope = text.section("rope_parameters", "rope_scaling")
+    _check_rope(rope)
     section = rope.wholes("mrope_section", (16, 24, 24))
     if len(section) != 3 or sum(section) * 2 != head_dim:
         raise ModelError(
@@ -169,7 +160,7 @@ def _model_shape(root: Fields, text: Fields, generation: Fields) -> ModelShape:
         mrope_section=section,
         rope_theta=rope.number("rope_theta", text.number("rope_theta", 1_000_000.0)),
         rms_eps=text.number("rms_norm_eps", 1e-5),
-        vision=_vision_shape(root.section("vision_config")),
+        vision=read_vision_shape(root.section("vision_config"), architecture),
         image_id=root.whole("image_token_id", 151_655),
         video_id=root.whole("video_token_id", 151_656),
         vision_start_id=root.whole("vision_start_token_id", 151_652),
@@ -180,39 +171,14 @@ def _model_shape(root: Fields, text: Fields, generation: Fields) -> ModelShape:
     )
 
 
-def _vision_shape(vision: Fields) -> VisionShape:
-    shape = VisionShape(
-        depth=vision.whole("depth"),
-        hidden=vision.whole("hidden_size"),
-        intermediate=vision.whole("intermediate_size"),
-        heads=vision.whole("num_heads"),
-        patch=vision.side("patch_size", 14),
-        temporal_patch=vision.side("temporal_patch_size", 2),
-        merge=vision.whole("spatial_merge_size", 2),
-        in_channels=vision.whole("in_channels", 3),
-        window=vision.whole("window_size", 112),
-        full_attention_blocks=vision.wholes("fullatt_block_indexes", (7, 15, 23, 31)),
-        out_hidden=vision.whole("out_hidden_size"),
-        tokens_per_second=vision.whole("tokens_per_second", 4),
-    )
-    _divides(vision, "num_heads", shape.heads, "hidden_size", shape.hidden)
-    if shape.head_dim % 4:
-        raise ModelError(
-            "A vision head cannot hold rotary positions of two axes",
-            got=f"hidden_size / num_heads = {shape.head_dim}",
-            needed="a multiple of 4",
-            where=vision.where("num_heads"),
-        )
-    return shape
-
-
 def _check(shape: ModelShape, root: Fields) -> None:
     if shape.vision.out_hidden != shape.hidden:
+        name = width_name(shape.architecture)
         raise ModelError(
             "Vision tokens do not fit between text tokens",
-            got=f"out_hidden_size {shape.vision.out_hidden}",
+            got=f"{name} {shape.vision.out_hidden}",
             needed=f"the text model's hidden_size {shape.hidden}",
-            where=root.where("vision_config.out_hidden_size"),
+            where=root.where(f"vision_config.{name}"),
         )
     for name, value in (("image_token_id", shape.image_id), ("video_token_id", shape.video_id)):
         if value >= shape.vocab:
@@ -231,14 +197,16 @@ def _check(shape: ModelShape, root: Fields) -> None:
         )
 
 
-def _divides(fields: Fields, small_name: str, small: int, large_name: str, large: int) -> None:
-    if large % small:
-        raise ModelError(
-            f"{small_name} does not divide {large_name}",
-            got=f"{large} / {small}",
-            needed="a whole number",
-            where=fields.where(small_name),
-        )
+def _check_rope(rope: Fields) -> None:
+    """Frequencies must not depend on how long a sequence is: prompt and response are computed apart."""
+    for name in ("rope_type", "type"):
+        if rope.get(name) in ("dynamic", "longrope"):
+            raise ModelError(
+                "Rotary frequencies that change with the length of a sequence are not supported",
+                got=str(rope.get(name)),
+                needed="default, mrope, linear or yarn",
+                where=rope.where(name),
+            )
 
 
 def _first_id(name: str, vocab: int, *sources: Fields) -> int | None:

@@ -3,10 +3,10 @@
 Owns: the model of memory that the ledger and the planner use. Does not know: torch, who holds the bytes, budgets.
 `rollplex.model.measure` counts what is really held; tests compare the two over many shapes.
 
-Derived from what autograd saves in transformers' eager Qwen2.5-VL modules (5.17 to 5.24; 5.12 keeps cos and sin once
-per layer, up to 3 % more) with the attention functions of `rollplex.model`. Norms and the vision rope are in float32
-whatever the dtype. i: bytes of a number of the model's dtype; a: of the softmax, 4 (8 for float64). Bytes per token
-(language model) or per patch (vision tower):
+Derived from what autograd saves in transformers' eager Qwen2.5-VL and Qwen2-VL modules (5.17 to 5.24; 5.12 keeps cos
+and sin once per layer, up to 3 % more) with the attention functions of `rollplex.model`. RMSNorms and the vision rope
+are in float32 whatever the dtype. i: bytes of a number of the model's dtype; a: of the softmax, 4 (8 for float64).
+Bytes per token (language model) or per patch (vision tower):
 
     saved                                     bytes                     by
     norm of width W: input in float32         4 W                       pow, mul
@@ -19,6 +19,10 @@ whatever the dtype. i: bytes of a number of the model's dtype; a: of the softmax
       vision, sequences of unequal length     i D h                     output put back in order
     MLP: gate, silu(gate), up, product        4 i I                     silu, mul, down_proj
     merger: before and after GELU             2 i W                     GELU, linear
+    in a Qwen2-VL's tower
+      LayerNorm: input, normed                2 i W                     layer norm; the linear layers that follow
+        mean, 1 / deviation                   2 a                       layer norm
+      MLP: before and after, sigmoid          3 i I                     sigmoid, mul, fc2
     once, not per layer: cos and sin          2 i D (vision 2 * 4 D)    rope
     patch embedding: its input                i row_width               product
 """
@@ -31,7 +35,8 @@ from typing import Final, TypeAlias
 
 from rollplex.layout.kv import KvLayout
 from rollplex.layout.parameters import ITEM_BYTES
-from rollplex.layout.shape import ModelShape, VisionShape
+from rollplex.layout.shape import ModelShape
+from rollplex.layout.vision import VisionShape
 
 Grid: TypeAlias = tuple[int, int, int]
 """Frames, height and width of one image or video, in patches."""
@@ -189,10 +194,13 @@ def _vision_bytes(shape: ModelShape, grids: Sequence[Grid], item: int, wide: int
     """Of all patches, without the features themselves."""
     vision = shape.vision
     patches = sum(t * h * w for t, h, w in grids)
-    block = 2 * _norm(vision.hidden, item) + 4 * item * (vision.hidden + vision.intermediate) + vision.heads * wide
-    per_patch = vision.depth * block + _norm(vision.hidden, item) + 2 * item * vision.hidden
+    windowed_tower = vision.architecture == "qwen2_5_vl"
+    norm = _norm(vision.hidden, item) if windowed_tower else 2 * (item * vision.hidden + wide)
+    mlp = (4 if windowed_tower else 3) * item * vision.intermediate
+    block = 2 * norm + 4 * item * vision.hidden + mlp + vision.heads * wide
+    per_patch = vision.depth * block + norm + 2 * item * vision.hidden
     per_patch += item * shape.row_width + 2 * 4 * vision.head_dim
-    tables = 2 * INDEX_BYTES * patches // vision.merge**2
+    tables = 2 * INDEX_BYTES * patches // vision.merge**2 if windowed_tower else 0
     for windowed, blocks in ((False, full_blocks(vision)), (True, vision.depth - full_blocks(vision))):
         if blocks and len(sequence_lengths(grids, vision, windowed=windowed)) > 1:
             per_patch += blocks * item * vision.hidden

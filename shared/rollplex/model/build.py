@@ -16,16 +16,25 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
+import transformers
 from torch import Tensor, nn
-from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+from transformers import Qwen2_5_VLForConditionalGeneration
 
 from rollplex.errors import ModelError
 from rollplex.layout.parameters import ParameterTable, gradient_table
+from rollplex.layout.shape import read_architecture
+from rollplex.layout.vision import Architecture
 from rollplex.memory.tensors import hf_views
 from rollplex.model.attention import TEXT_ATTENTION
 from rollplex.model.vision import VISION_ATTENTION, PatchProjection
 
 Model: TypeAlias = Qwen2_5_VLForConditionalGeneration
+"""Or a Qwen2VLForConditionalGeneration, whose tree has the same names down to the blocks of the vision tower."""
+CLASSES: Mapping[Architecture, tuple[str, str]] = {
+    "qwen2_5_vl": ("Qwen2_5_VLConfig", "Qwen2_5_VLForConditionalGeneration"),
+    "qwen2_vl": ("Qwen2VLConfig", "Qwen2VLForConditionalGeneration"),
+}
+"""Configuration and model in transformers, which imports what is asked for."""
 LM_HEAD = "lm_head.weight"
 PLAIN_ATTENTION = "sdpa"
 
@@ -60,9 +69,10 @@ def build(
     """
     if freeze_vision == any(e.trainable for e in table.entries if e.tower == "vision"):
         raise AssertionError("the parameter table was made for the other setting of freeze_vision")
-    config = _config(folder)
+    config_class, model_class = (getattr(transformers, name) for name in CLASSES[read_architecture(folder)])
+    config = _config(config_class, folder)
     with torch.device("meta"):
-        model = Qwen2_5_VLForConditionalGeneration(config)
+        model: Model = model_class(config)
     grads = {} if gradients is None else hf_views(gradients, gradient_table(table))
     _point(model, hf_views(views, table), grads, folder)
     _make_rotary(model, next(iter(views.values())).device)
@@ -76,13 +86,12 @@ def build(
     return model
 
 
-def _config(folder: Path) -> Qwen2_5_VLConfig:
+def _config(config_class: Any, folder: Path) -> Any:
     try:
-        config = Qwen2_5_VLConfig.from_pretrained(folder, local_files_only=True)
+        config = config_class.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError) as error:
         raise ModelError("config.json cannot be read", got=str(error), where=str(folder)) from error
-    text: Any = config.text_config
-    kinds = set(text.layer_types)
+    kinds = set(config.text_config.layer_types)
     if kinds != {"full_attention"}:
         raise ModelError(
             "a layer's attention is not implemented",

@@ -3,6 +3,8 @@
 Owns: the index tables that the tower needs (derived once per combination of grids) and its attention, which runs
 windows of equal length together. Does not know: prompts or tokens; see `rollplex.model.prefix`.
 
+Qwen2.5-VL attends in windows in most of its blocks; Qwen2-VL in none.
+
 transformers derives the tables anew at each call, in Python, and without flash attention loops over windows one by one.
 Tables are passed in under the names that transformers' own helpers look for. The attention registers under a name that
 contains "flash", because transformers gives packed sequences with their boundaries only to such a name.
@@ -47,9 +49,12 @@ class VisionPlan:
 
     grids: Tensor
     position_ids: Tensor
-    window_index: Tensor
     full: Packed
+    """Frames."""
     windows: Packed
+    """In a tower without windows, the frames again."""
+    window_index: Tensor | None
+    """None in a tower without windows."""
 
 
 class PatchProjection(nn.Module):
@@ -79,16 +84,19 @@ def vision_features(visual: nn.Module, pixel_rows: Tensor, grids: Sequence[Grid]
     Returns:
         [sum of t*h*w / merge**2, hidden of the language model].
     """
-    merge, window, patch = visual.spatial_merge_size, visual.window_size, visual.patch_size
-    plan = vision_plan(tuple(grids), int(merge), int(window), int(patch), pixel_rows.device)  # type: ignore[arg-type]
-    out = visual(
+    tower: Any = visual
+    window, patch = (tower.window_size, tower.patch_size) if hasattr(tower, "window_size") else (0, 0)
+    plan = vision_plan(tuple(grids), int(tower.spatial_merge_size), int(window), int(patch), pixel_rows.device)
+    windows: dict[str, Any] = {}
+    if plan.window_index is not None:
+        windows = {"window_index": plan.window_index, "cu_window_seqlens": plan.windows.boundaries}
+    out = tower(
         pixel_rows,
         grid_thw=plan.grids,
         position_ids=plan.position_ids,
         cu_seqlens=plan.full.boundaries,
-        window_index=plan.window_index,
-        cu_window_seqlens=plan.windows.boundaries,
         rollplex=plan,
+        **windows,
     )
     features: Tensor = out.pooler_output
     return features
@@ -96,19 +104,19 @@ def vision_features(visual: nn.Module, pixel_rows: Tensor, grids: Sequence[Grid]
 
 @lru_cache(maxsize=PLANS_KEPT)
 def vision_plan(grids: tuple[Grid, ...], merge: int, window: int, patch: int, device: torch.device) -> VisionPlan:
-    """The tables for these grids, on `device`, from transformers' own helpers."""
+    """The tables for these grids, on `device`, from transformers' own helpers. window 0: a tower without windows."""
     sizes = torch.tensor(grids, dtype=torch.int64)
-    positions = get_vision_position_ids(sizes, merge)
-    boundaries = get_vision_cu_seqlens(sizes)
-    window_index, window_boundaries = get_vision_window_index(
-        sizes, spatial_merge_size=merge, window_size=window, patch_size=patch
-    )
+    full = windows = _packed(get_vision_cu_seqlens(sizes), device)
+    index = None
+    if window:
+        index, cuts = get_vision_window_index(sizes, spatial_merge_size=merge, window_size=window, patch_size=patch)
+        index, windows = index.to(device), _packed(cuts, device)
     return VisionPlan(
         grids=sizes.to(device),
-        position_ids=positions.to(device),
-        window_index=window_index.to(device),
-        full=_packed(boundaries, device),
-        windows=_packed(window_boundaries, device),
+        position_ids=get_vision_position_ids(sizes, merge).to(device),
+        full=full,
+        windows=windows,
+        window_index=index,
     )
 
 
