@@ -94,16 +94,6 @@ def read_architecture(folder: Path) -> Architecture:
 
 def _architecture(root: Fields) -> Architecture:
     """Of a model that can be trained."""
-    model_type = root.get("model_type")
-    architecture = next((known for known in ARCHITECTURES if known == model_type), None)
-    if architecture is None:
-        raise ModelError(
-            "This architecture is not supported",
-            got=f"model_type {model_type!r}",
-            needed=" or ".join(ARCHITECTURES),
-            do="Use a Qwen2.5-VL or Qwen2-VL model folder.",
-            where=root.where("model_type"),
-        )
     if root.get("quantization_config") is not None:
         raise ModelError(
             "Quantized weights cannot be trained",
@@ -112,7 +102,17 @@ def _architecture(root: Fields) -> Architecture:
             do="Use the folder that the model was quantized from.",
             where=root.where("quantization_config"),
         )
-    return architecture
+    model_type = root.get("model_type")
+    for architecture in ARCHITECTURES:
+        if architecture == model_type:
+            return architecture
+    raise ModelError(
+        "This architecture is not supported",
+        got=f"model_type {model_type!r}",
+        needed=" or ".join(ARCHITECTURES),
+        do="Use a Qwen2.5-VL or Qwen2-VL model folder.",
+        where=root.where("model_type"),
+    )
 
 
 def _model_shape(root: Fields, text: Fields, generation: Fields, architecture: Architecture) -> ModelShape:
