@@ -33,7 +33,9 @@ def schedules(
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw the result: *.svg or *.png.")] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the result in Markdown.")] = False,
 ) -> None:
-    """Run CONFIG under every schedule, with shared and with replicated prefixes, and say what each gains.
+    """Say what sharing and overlap gain.
+
+    Runs CONFIG under every schedule, with shared and with replicated prefixes.
 
     What is measured is kept row by row: the same command with the same --out goes on where it ended.
     """
@@ -69,7 +71,10 @@ def workload(
     prompts: Annotated[int, typer.Option(min=1, metavar="N", help="Prompts of each iteration.")] = 2,
     preset: Annotated[str, typer.Option(metavar="NAME", help="The model: tiny, tiny-gpu or small.")] = "small",
 ) -> None:
-    """Write a model, real pictures and a configuration with exactly known token counts; run nothing."""
+    """Write a workload for it; run nothing.
+
+    A model, real pictures, and a configuration, with exactly known token counts.
+    """
     from rollplex.bench.lengths import parse_lengths  # noqa: PLC0415 - help stays quick
     from rollplex.bench.workload import write_workload  # noqa: PLC0415
     from rollplex.cli.output import say  # noqa: PLC0415
@@ -101,7 +106,10 @@ def memory(
     prompts: Annotated[int, typer.Option(min=1, metavar="N", help="Prompts of each iteration.")] = 16,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw it: *.svg or *.png.")] = None,
 ) -> None:
-    """Watch the resident memory of every process over epochs of large images. Exit code 1 if it grows."""
+    """Watch memory over epochs of images.
+
+    The resident memory of every process. Exit code 1 if it grows.
+    """
     from rollplex.bench.plot import check_plot, write_memory_plot  # noqa: PLC0415 - help stays quick
     from rollplex.bench.soak import lines, soak  # noqa: PLC0415
     from rollplex.cli.output import say  # noqa: PLC0415

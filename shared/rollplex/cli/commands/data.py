@@ -35,7 +35,9 @@ def check(
     strict: Annotated[bool, typer.Option("--strict", help="End with 1 for warnings too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
-    """Check every row of a dataset as a run would, and show what is in it.
+    """Check a dataset as a run would.
+
+    Every row; and show what is in it.
 
     Ends with 0 if all rows are good, with 1 if some are not, with 2 if the dataset cannot be read at all.
     """

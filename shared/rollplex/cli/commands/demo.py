@@ -23,7 +23,10 @@ def demo(
         ),
     ] = None,
 ) -> None:
-    """Teach a tiny model to name handwritten digits, from scratch, and check it on scans it has not seen."""
+    """Teach a tiny model to read digits.
+
+    From scratch, on real scans; and check it on scans that it has not seen.
+    """
     from rollplex.cli.demo import run_demo, screen_of_stdout  # noqa: PLC0415
     from rollplex.cli.output import say  # noqa: PLC0415 - help stays quick
 

@@ -24,7 +24,10 @@ def trace(
         Path | None, typer.Option(metavar="FILE", help="Also draw the iterations (without --steps: two typical ones).")
     ] = None,
 ) -> None:
-    """Write a trace that ui.perfetto.dev opens, and say where the time went."""
+    """Say where the time of a run went.
+
+    And write a trace of it, which ui.perfetto.dev opens; a picture too, if wanted.
+    """
     from rollplex.cli.output import say  # noqa: PLC0415 - help stays quick
     from rollplex.cli.target import find_run  # noqa: PLC0415
     from rollplex.trace.run import write_trace  # noqa: PLC0415

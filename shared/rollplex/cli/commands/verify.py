@@ -29,7 +29,9 @@ def verify(
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the run directory even if all is well.")] = False,
 ) -> None:
-    """Compute one group of your data split and unsplit, and compare log-probabilities and every gradient.
+    """Check on your data that fast equals slow.
+
+    Computes one group split and unsplit, and compares log-probabilities and every gradient.
 
     Samples real responses, then trains them three ways without changing a weight: prefix shared, prefix per response,
     and whole sequences through plain transformers. Exit code 1 if they lie further apart than the tolerances.
