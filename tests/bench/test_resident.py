@@ -57,6 +57,12 @@ def test_growth_is_from_the_end_of_the_first_epoch_to_the_end_of_the_last() -> N
     assert found["growing"].relative == pytest.approx(200 / 1095)
 
 
+def test_a_last_look_at_a_run_that_is_ending_takes_no_process_off_the_list() -> None:
+    samples = _samples({"coordinator": [10] * 31, "trainer": [100] * 31}, 100)
+    ending = Sample(at_s=31.0, iterations=300, bytes={"coordinator": 10})
+    assert [one.process for one in growth([*samples, ending], 100.0, 3)] == ["coordinator", "trainer"]
+
+
 def test_an_epoch_without_samples_at_its_end_is_an_error() -> None:
     with pytest.raises(DataError, match=r"2 samples, none between iterations 90 and 100"):
         growth(_samples({"a": [1, 2]}, 100), 100.0, 3)

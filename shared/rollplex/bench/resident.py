@@ -127,9 +127,12 @@ def growth(samples: Sequence[Sample], iterations_per_epoch: float, epochs: int) 
                 do="Use more rows.",
             )
         tails.append(tail)
-    names = sorted(set.intersection(*({*sample.bytes} for tail in tails for sample in tail)))
+    names = sorted(set.intersection(*({name for sample in tail for name in sample.bytes} for tail in tails)))
     return tuple(
-        Growth(process=name, epochs=tuple(statistics.median(s.bytes[name] for s in tail) for tail in tails))
+        Growth(
+            process=name,
+            epochs=tuple(statistics.median(s.bytes[name] for s in tail if name in s.bytes) for tail in tails),
+        )
         for name in names
     )
 
