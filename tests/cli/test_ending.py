@@ -10,12 +10,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from rollplex.cli import ending
 from rollplex.cli.app import run
-from rollplex.errors import WaitError
+from rollplex.errors import RollplexError, WaitError
 from rollplex.journal.events import StopWhen
 from rollplex.protocol.claim import holder_of
 from support.runs import LiveRun, done, ended
@@ -24,6 +25,7 @@ Said = pytest.CaptureFixture[str]
 _HOLD = """
 import signal, sys, time
 from pathlib import Path
+from typing import Any
 from rollplex.protocol.claim import claim
 if sys.argv[2] == "ignore":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -153,6 +155,26 @@ def test_down_does_not_guess_which_of_several_is_meant_but_all_means_all(
         pauses(lambda: left.pop(0).end())
         assert run(["down", "--all"]) == 0
         assert capsys.readouterr().out.count("stopped") == 2
+
+
+def test_down_of_all_goes_on_after_one_that_cannot_be_ended_and_tells(
+    runs_dir: Path, capsys: Said, pauses: Callable[[Callable[[], None]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = ending.down
+
+    def down(run_dir: Path, **options: Any) -> None:
+        if run_dir.name == "a-1":
+            raise RollplexError("This run is held on another host", where=str(run_dir))
+        real(run_dir, **options)
+
+    monkeypatch.setattr(ending, "down", down)
+    with LiveRun(runs_dir / "a-1"), LiveRun(runs_dir / "a-2") as other:
+        pauses(other.end)
+        assert run(["down", "--all"]) == 1
+        assert other.control.calls == [("stop", StopWhen.NOW, True)]
+    out = capsys.readouterr().out
+    assert f"error: {runs_dir / 'a-1'}: This run is held on another host" in out
+    assert f"{runs_dir / 'a-2'}: stopped" in out
 
 
 def test_a_coordinator_that_does_not_answer_gets_sigterm(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -21,8 +21,11 @@ from rollplex_coordinator.resuming import (
     evaluated,
     judge_config,
     judge_fingerprints,
+    judge_libraries,
     resume,
     set_back,
+    undo,
+    wanted_before,
 )
 
 
@@ -150,13 +153,12 @@ def test_another_schedule_is_told(tmp_path: Path, resumption: Resumption) -> Non
 
 def test_other_data_or_model_files_are_refused_and_other_libraries_told(resumption: Resumption) -> None:
     same = {"data.train": "d", "model": "m"}
-    assert judge_fingerprints(resumption, same, {"torch": "2"}, ()) == ()
+    assert judge_fingerprints(resumption, same, ()) == ()
+    assert judge_libraries(resumption, {"torch": "2"}) == ()
     for change in ({"data.train": "e"}, {"model": "n"}, {"reward.right": "new"}):
         with pytest.raises(ConfigError, match=f"--accept {next(iter(change))}"):
-            judge_fingerprints(resumption, {**same, **change}, {"torch": "2"}, ())
-    assert judge_fingerprints(resumption, same, {"torch": "3"}, ()) == (
-        "not as it was: version of torch: was 2, now 3",
-    )
+            judge_fingerprints(resumption, {**same, **change}, ())
+    assert judge_libraries(resumption, {"torch": "3"}) == ("not as it was: version of torch: was 2, now 3",)
 
 
 def test_records_are_those_of_the_moment_and_the_rest_is_kept_aside(tmp_path: Path, resumption: Resumption) -> None:
@@ -228,19 +230,60 @@ def test_a_damaged_line_is_named(tmp_path: Path, resumption: Resumption) -> None
         set_back(tmp_path, resumption, _config(tmp_path))
 
 
+def _always(wanted: int | None) -> Callable[[RunState], int | None]:
+    return lambda _: wanted
+
+
 def test_resuming_tells_what_it_does_and_moves_nothing_when_it_refuses(tmp_path: Path) -> None:
     _save(tmp_path, _state(tmp_path, 3))
     _lines(tmp_path / "metrics.jsonl", *({"step": step} for step in range(5)))
     said: list[str] = []
     for config, wanted in ((_config(tmp_path, seed=7), 6), (_config(tmp_path), 3)):
         with pytest.raises(ConfigError):
-            resume(tmp_path, ResumeOptions(), config, wanted, said.append)
+            resume(tmp_path, ResumeOptions(), config, _always(wanted), said.append)
     assert not (tmp_path / "attempts").exists()
     options = ResumeOptions(accepted=("run.seed",))
-    resumption = resume(tmp_path, options, _config(tmp_path, seed=7), None, said.append)
+    resumption = resume(tmp_path, options, _config(tmp_path, seed=7), _always(None), said.append)
     assert said == [
         "warning: not as it was: run.seed: was 0, now 7",
         f"rollplex: goes on after 3 iterations, from {resumption.folder}; what came later is in {tmp_path}/attempts/1",
     ]
     restore = resumption.restore
     assert (restore.folder, restore.version, restore.digest) == (str(resumption.folder), 3, "x")
+
+
+def test_an_attempt_that_came_to_nothing_hides_nothing_from_the_next_one(
+    tmp_path: Path, resumption: Resumption
+) -> None:
+    newer = _save(tmp_path, _state(tmp_path, 5))
+    (tmp_path / "samples").mkdir()
+    (tmp_path / "samples/step_4.json").write_text("{}")
+    (tmp_path / "journal.sqlite").write_text("j")
+    for name in ("metrics.jsonl", "eval.jsonl", "completions.jsonl"):
+        _lines(tmp_path / name, *({"step": step, "source": "train", "name": "often"} for step in range(5)))
+    before = {path.name: path.read_bytes() for path in tmp_path.glob("*.jsonl")}
+    attempt = set_back(tmp_path, resumption, _config(tmp_path))
+    assert len(_read(tmp_path / "metrics.jsonl")) == 3
+    undo(tmp_path, attempt)
+    assert {path.name: path.read_bytes() for path in tmp_path.glob("*.jsonl")} == before
+    assert (tmp_path / "samples/step_4.json").is_file()
+    assert newer.is_dir()
+    assert latest(tmp_path / "checkpoints") == newer
+    assert (tmp_path / "checkpoints/latest").resolve() == newer.resolve()
+    assert choose(tmp_path, None).folder == newer
+    assert (attempt / "journal.sqlite").is_file()
+
+
+def test_a_checkpoint_is_one_of_the_run_by_whatever_path(tmp_path: Path, resumption: Resumption) -> None:
+    link = tmp_path.parent / f"{tmp_path.name}-latest"
+    link.symlink_to(tmp_path)
+    for place in (link / "checkpoints/step_3", tmp_path / "checkpoints/../checkpoints/step_3"):
+        assert choose(tmp_path, place).folder == resumption.folder
+
+
+def test_a_run_goes_as_far_as_it_was_to_go_unless_that_was_reached_or_the_number_was_changed(tmp_path: Path) -> None:
+    state = msgspec.structs.replace(_state(tmp_path, 3), wanted=9)
+    assert wanted_before(state, _config(tmp_path)) == 9
+    assert wanted_before(state, _config(tmp_path, iterations=20)) == 20
+    assert wanted_before(msgspec.structs.replace(state, wanted=3), _config(tmp_path)) == 6
+    assert wanted_before(msgspec.structs.replace(state, wanted=0), _config(tmp_path)) == 6

@@ -294,6 +294,15 @@ def test_the_identity_of_an_image_follows_its_bytes_and_not_its_dates(images: Pa
     assert folder.header("a.png").identity != before
 
 
+def test_an_image_that_differs_in_the_middle_alone_is_another_one(images: Path, folder: ImageFolder) -> None:
+    pixels = np.zeros((120, 120, 3), np.uint8)
+    Image.fromarray(pixels).save(images / "x.bmp")
+    pixels[60, 60] = 255
+    Image.fromarray(pixels).save(images / "y.bmp")
+    assert (images / "x.bmp").stat().st_size == (images / "y.bmp").stat().st_size > 3 * 4096
+    assert folder.header("x.bmp").identity != folder.header("y.bmp").identity
+
+
 def test_decoding_runs_under_a_limit_of_address_space() -> None:
     before = resource.getrlimit(resource.RLIMIT_AS)
     with pytest.raises(MemoryError), address_space_limit(2**26):

@@ -120,6 +120,14 @@ def test_marks_in_a_message_become_media_in_their_places(maker: PromptMaker) -> 
     assert f"<|im_start|>user\na{IMAGE}b{VIDEO}{IMAGE}<|im_end|>" in rendered
 
 
+def test_marks_in_typed_texts_become_media_too(maker: PromptMaker) -> None:
+    parts = [{"type": "text", "text": "a<image>b"}, {"type": "image"}, {"type": "text", "text": "c<video>"}]
+    rendered = maker.render(row(prompt=[{"role": "user", "content": parts}], images=["1", "2"]))
+    assert f"<|im_start|>user\na{IMAGE}b{IMAGE}c<video><|im_end|>" in rendered
+    with pytest.raises(DataError, match="2"):
+        maker.skeleton(row(prompt=[{"role": "user", "content": parts}], images=["1"]))
+
+
 def test_marks_of_a_kind_that_the_row_has_no_media_of_are_text(maker: PromptMaker) -> None:
     assert "user\na<image>b<|im_end|>" in maker.render(row(prompt=user("a<image>b")))
     rendered = maker.render(row(prompt=user("a<video>b<image>c<video>"), images=["1"]))

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from rollplex.checkpoint.fingerprint import file_fingerprint
 from rollplex.errors import RewardError
-from rollplex.rewards.loading import MAX_TRACE_CHARS, load_function, short_trace
+from rollplex.rewards.loading import MAX_TRACE_CHARS, load_function, short_trace, source_fingerprint
 
 Functions = Callable[[str], Path]
 
@@ -94,3 +95,27 @@ def test_a_file_that_fails_to_import_shows_where(code: str, says: str, functions
     assert not caught.value.got.startswith((" ", "File"))
     assert str(path) in str(caught.value)
     assert "rewards/loading.py" not in caught.value.got
+
+
+def test_a_fingerprint_follows_the_file_that_the_user_named_whatever_kind_of_callable_it_holds(
+    functions: Functions,
+) -> None:
+    text = "import functools\nclass Judge:\n    def __call__(self): return {n}\njudge = Judge()\n"
+    text += "def plain(): return {n}\npartial = functools.partial(plain)\n"
+    text += "def wrap(f):\n    import json\n    return json.JSONEncoder().encode\nwrapped = wrap(plain)\n"
+    seen: dict[str, set[str]] = {}
+    for number in range(2):
+        path = functions(text.replace("{n}", str(number)))
+        for name in ("judge", "plain", "partial", "wrapped"):
+            spec = f"{path}:{name}"
+            seen.setdefault(name, set()).add(source_fingerprint(spec, load_function(spec)))
+    assert {name: len(found) for name, found in seen.items()} == dict.fromkeys(seen, 2)
+    assert len(seen) == 4
+
+
+def test_a_fingerprint_of_a_module_is_that_of_its_source() -> None:
+    import json
+
+    spec = "json:dumps"
+    assert source_fingerprint(spec, load_function(spec)) == file_fingerprint(Path(json.__file__))
+    assert source_fingerprint("builtins:len", len) == "builtin"

@@ -9,7 +9,7 @@ import pytest
 
 from rollplex.errors import RewardError
 from rollplex.rewards.arguments import Arguments
-from rollplex.rewards.call import Call
+from rollplex.rewards.call import Call, answer_of
 from rollplex.rewards.verl import bind
 
 MakeCall = Callable[..., Call]
@@ -41,7 +41,6 @@ def test_each_completion_is_scored_by_itself(make_call: MakeCall) -> None:
         ({"reward_model": {"style": "model"}, "ground_truth": 2, "answer": 3}, 2),
         ({"reward_model": None, "solution": 4, "answer": 3}, 3),
         ({"solution": [4]}, [4]),
-        ({"answer": None}, None),
     ],
 )
 def test_the_right_answer_is_looked_for_in_four_places(make_call: MakeCall, columns: Any, truth: Any) -> None:
@@ -84,3 +83,20 @@ def test_a_batch_is_given_at_once(make_call: MakeCall) -> None:
         return list(zip(data_sources, solution_strs, ground_truths, extra_infos, strict=True))
 
     assert called(many, make_call(ROW)) == called(one, make_call(ROW))
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"ground_truth": None, "answer": "3"},
+        {"reward_model": {"ground_truth": None}, "answer": "3"},
+        {"reward_model": None, "ground_truth": None, "solution": "3"},
+    ],
+)
+def test_a_column_that_a_table_filled_with_null_is_no_answer(row: dict[str, object]) -> None:
+    assert answer_of(row) == "3"
+
+
+def test_a_row_whose_answers_are_all_null_is_refused() -> None:
+    with pytest.raises(RewardError, match="The row has no right answer"):
+        answer_of({"reward_model": {"ground_truth": None}, "ground_truth": None, "answer": None})

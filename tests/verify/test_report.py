@@ -90,3 +90,9 @@ def test_zero_gradients_of_some_parameters_pass_and_are_counted() -> None:
     assert some.passed
     first = replace(REPORT.comparisons[0], gradients=some)
     assert "57 parameters, 30 of them 0 in both" in "\n".join(lines(replace(REPORT, comparisons=(first,))))
+
+
+def test_a_report_in_bfloat16_says_that_it_finds_gross_errors_only() -> None:
+    *_, verdict, note = lines(replace(REPORT, dtype="bfloat16"))
+    assert verdict == lines(REPORT)[-1] == "verified: all within tolerance"
+    assert note == "(bfloat16 shows gross errors only; `--set model.dtype=float32` is the sharp check)"

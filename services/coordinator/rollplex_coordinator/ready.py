@@ -1,6 +1,6 @@
 """From started processes to a node that is ready for steps: data, memory plan, weights, rewards, gate.
 
-    data check ─► memory plan ─► everybody has joined ─► load or restore ─► rewards ─► same run as before? ─► ready
+    data check ─► memory plan ─► rewards ─► same run as before? ─► everybody has joined ─► load or restore ─► ready
 
 Owns the order of these. Knows nothing of iterations.
 """
@@ -24,7 +24,7 @@ from rollplex_coordinator.memory.sizes import Sizes
 from rollplex_coordinator.options import Options
 from rollplex_coordinator.processes.node import DEVICE, Node
 from rollplex_coordinator.records.record import Record
-from rollplex_coordinator.resuming import Resumption, judge_fingerprints
+from rollplex_coordinator.resuming import Resumption, judge_fingerprints, judge_libraries
 from rollplex_coordinator.steps.context import Context
 from rollplex_coordinator.steps.feed import Feed
 from rollplex_coordinator.steps.loading import check_data, load_models, open_rewards
@@ -61,14 +61,19 @@ def get_ready(
     memory.enter(Phase.LOAD)
     node.record.stage("memory plan", plan_s)
     control.memory = memory
+    rewards: dict[str, str] = {}
+    if Role.REWARD in roles:
+        node.link.await_peers([Role.REWARD], config.deadlines.start_s)
+        rewards = open_rewards(node)
+    if resumption is not None and options.resume is not None:  # before anything is loaded
+        found = fingerprints(data, model_files.result(config.deadlines.load_s), rewards)
+        _warn(judge_fingerprints(resumption, found, options.resume.accepted))
     node.link.await_peers(roles, config.deadlines.start_s)
     loaded = load_models(node, memory, sizes, data, None if resumption is None else resumption.restore)
-    rewards = open_rewards(node) if Role.REWARD in roles else dict[str, str]()
     found = fingerprints(data, model_files.result(config.deadlines.load_s), rewards)
     gate = Gate()
-    if resumption is not None and options.resume is not None:
-        for warning in judge_fingerprints(resumption, found, loaded[Role.TRAINER].libraries, options.resume.accepted):
-            say(f"warning: {warning}")
+    if resumption is not None:
+        _warn(judge_libraries(resumption, loaded[Role.TRAINER].libraries))
         gate = _go_on(resumption, node.record)
     for role in (Role.PREFIX, Role.ROLLOUT):
         gate.register_reader(role, on_policy=loaded[role].on_policy)
@@ -90,6 +95,11 @@ def get_ready(
     node.record.enter(Phase.IDLE)
     memory.enter(Phase.IDLE)
     return context
+
+
+def _warn(warnings: Sequence[str]) -> None:
+    for warning in warnings:
+        say(f"warning: {warning}")
 
 
 def _go_on(resumption: Resumption, record: Record) -> Gate:

@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable, Collection, Sequence
+import shutil
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import msgspec
 from msgspec import Struct
 
 from rollplex.checkpoint.compare import (
@@ -32,9 +34,12 @@ from rollplex.latest import link_latest
 from rollplex.protocol.trainer import Restore
 from rollplex_coordinator.options import ResumeOptions
 from rollplex_coordinator.records.attempts import new_attempt
+from rollplex_coordinator.records.sample_files import FOLDER as SAMPLES
 from rollplex_coordinator.records.sample_files import move_later
 
 CHECKPOINTS = "checkpoints"
+RECORDS = ("metrics.jsonl", "eval.jsonl", "completions.jsonl")
+"""Cut back to the checkpoint, and gone on with."""
 LOGS = ("journal.sqlite", "logs", "http.json")
 """Each attempt has its own; what is cut back instead (`set_back`) goes on in the same files."""
 
@@ -49,6 +54,8 @@ class Resumption(Struct, frozen=True, kw_only=True):
     state: RunState
     passed_over: tuple[str, ...] = ()
     """Why newer ones are not used."""
+    attempt: Path | None = None
+    """Where `set_back` put what came after."""
 
     @property
     def restore(self) -> Restore:
@@ -58,14 +65,18 @@ class Resumption(Struct, frozen=True, kw_only=True):
 
 
 def resume(
-    run_dir: Path, options: ResumeOptions, config: Config, wanted: int | None, say: Callable[[str], object]
+    run_dir: Path,
+    options: ResumeOptions,
+    config: Config,
+    wanted_of: Callable[[RunState], int | None],
+    say: Callable[[str], object],
 ) -> Resumption:
     """Choose, judge the configuration, set the records back, and tell about all of it.
 
     Nothing is moved before the configuration is accepted.
 
     Args:
-        wanted: iterations that the run is to have at its end; None: that is not known yet.
+        wanted_of: iterations that the run is to have at its end; None: that is not known yet.
 
     Raises:
         CheckpointError, ConfigError: see `choose` and `judge_config`; or the run has so many iterations already.
@@ -77,6 +88,7 @@ def resume(
     for warning in judge_config(resumption, config, options.accepted):
         say(f"warning: {warning}")
     state = resumption.state
+    wanted = wanted_of(state)
     if wanted is not None and wanted <= state.step:
         raise ConfigError(
             "The run has that many iterations already",
@@ -86,6 +98,7 @@ def resume(
             where=str(run_dir),
         )
     attempt = set_back(run_dir, resumption, config)
+    resumption = msgspec.structs.replace(resumption, attempt=attempt)
     say(f"rollplex: goes on after {state.step} iterations, from {resumption.folder}; what came later is in {attempt}")
     return resumption
 
@@ -101,13 +114,12 @@ def choose(run_dir: Path, wanted: Path | None) -> Resumption:
     """
     parent = run_dir / CHECKPOINTS
     if wanted is not None:
-        if wanted.is_symlink():  # `latest`
-            wanted = wanted.parent / wanted.readlink()
-        if wanted.absolute().parent != parent:
+        wanted = wanted.resolve()
+        if wanted.parent != parent.resolve():
             raise CheckpointError(
                 "This checkpoint is not one of the run", got=str(wanted), needed=f"a folder in {parent}"
             )
-        return _resumption(wanted.absolute(), verify(wanted), ())
+        return _resumption(parent / wanted.name, verify(wanted), ())
     found, rejected = newest_valid(parent)
     passed_over = tuple(f"{bad.folder.name} is not used: {bad.error}" for bad in rejected)
     if found is None:
@@ -133,16 +145,18 @@ def judge_config(resumption: Resumption, config: Config, accepted: Collection[st
     return _judge(config_differences(was, config.model_dump(mode="json"), accepted=accepted))
 
 
-def judge_fingerprints(
-    resumption: Resumption, now: dict[str, str], libraries: dict[str, str], accepted: Collection[str]
-) -> tuple[str, ...]:
-    """Warnings about data, model, reward functions or libraries that are not as they were.
+def judge_fingerprints(resumption: Resumption, now: Mapping[str, str], accepted: Collection[str]) -> tuple[str, ...]:
+    """Warnings about data, model or reward functions that are not as they were.
 
     Raises:
         ConfigError: a difference that would change the result and was not accepted.
     """
-    found = fingerprint_differences(resumption.state.fingerprints, now, accepted=accepted)
-    return _judge((*found, *library_differences(resumption.manifest.libraries, libraries)))
+    return _judge(fingerprint_differences(resumption.state.fingerprints, now, accepted=accepted))
+
+
+def judge_libraries(resumption: Resumption, now: Mapping[str, str]) -> tuple[str, ...]:
+    """Warnings about libraries of another version than those that wrote the checkpoint."""
+    return _judge(library_differences(resumption.manifest.libraries, now))
 
 
 def set_back(run_dir: Path, resumption: Resumption, config: Config) -> Path:
@@ -178,14 +192,46 @@ def set_back(run_dir: Path, resumption: Resumption, config: Config) -> Path:
         return isinstance(row["step"], int) and row["step"] < step
 
     move_later(run_dir, step, attempt)
-    cut(run_dir / "metrics.jsonl", attempt, trained_kept)
-    cut(run_dir / "eval.jsonl", attempt, evaluation_kept)
+    metrics, evals, completions = RECORDS
+    cut(run_dir / metrics, attempt, trained_kept)
+    cut(run_dir / evals, attempt, evaluation_kept)
     cut(
-        run_dir / "completions.jsonl",
+        run_dir / completions,
         attempt,
         lambda row: trained_kept(row) if row.get("source") == TRAIN else evaluation_kept(row),
     )
     return attempt
+
+
+def undo(run_dir: Path, attempt: Path) -> None:
+    """Nothing came of a resumption: what `set_back` cut or moved is as it was before, but for journal and logs.
+
+    So an attempt that was refused, or stopped while it loaded, does not hide newer checkpoints from the next one.
+
+    Raises:
+        OSError: something cannot be moved.
+    """
+    for name in RECORDS:
+        if (attempt / name).is_file():
+            (attempt / name).replace(run_dir / name)
+    for folder in sorted((attempt / SAMPLES).glob("*")):
+        folder.replace(run_dir / SAMPLES / folder.name)
+    moved = folders(attempt / CHECKPOINTS)
+    for folder in moved:
+        folder.rename(run_dir / CHECKPOINTS / folder.name)
+    if moved:
+        newest = folders(run_dir / CHECKPOINTS)[-1]
+        point_latest(newest)
+        if problem := link_latest(run_dir / CHECKPOINTS, newest):
+            log.warning("%s", problem)
+
+
+def wanted_before(state: RunState, config: Config) -> int:
+    """How far a run goes on if nobody says: as far as it was to, unless that was reached or run.iterations changed."""
+    was = yaml_text.parse(state.config, where="a checkpoint's configuration").value
+    section = was.get("run") if isinstance(was, dict) else None
+    same = isinstance(section, dict) and section.get("iterations") == config.run.iterations
+    return state.wanted if same and state.wanted > state.step else config.run.iterations
 
 
 def evaluated(run_dir: Path) -> set[tuple[str, int]]:
@@ -201,16 +247,20 @@ def cut(file: Path, attempt: Path, keep: Callable[[dict[str, object]], bool]) ->
     """
     if not file.is_file():
         return
-    kept = b"".join(line for line, row in _rows(file) if keep(row))
-    content = file.read_bytes()
-    if kept == content:
-        return
-    (attempt / file.name).write_bytes(content)
     partial = file.with_name(f".{file.name}.new")
     with partial.open("wb") as out:
-        out.write(kept)
+        for line, row in _rows(file):
+            if keep(row):
+                out.write(line)
         out.flush()
         os.fsync(out.fileno())
+    if partial.stat().st_size == file.stat().st_size:
+        partial.unlink()
+        return
+    try:
+        os.link(file, attempt / file.name)
+    except OSError:  # a file system without hard links
+        shutil.copyfile(file, attempt / file.name)
     partial.replace(file)
 
 
@@ -244,29 +294,28 @@ def _judge(differences: Sequence[Difference]) -> tuple[str, ...]:
     return tuple(f"not as it was: {difference}" for difference in differences)
 
 
-def _rows(file: Path) -> list[tuple[bytes, dict[str, object]]]:
-    """Each whole line with its object.
+def _rows(file: Path) -> Iterator[tuple[bytes, dict[str, object]]]:
+    """Each whole line with its object, one at a time: these files can be large.
 
     Raises:
         CheckpointError: a line in the middle that is not a JSON object.
     """
     if not file.is_file():
-        return []
-    rows = []
-    for index, line in enumerate(file.read_bytes().splitlines(keepends=True)):
-        if not line.endswith(b"\n"):
-            break
-        try:
-            row = json.loads(line)
-        except ValueError:
-            row = None
-        if not isinstance(row, dict) or "step" not in row:
-            raise CheckpointError(
-                "A record of the run is damaged",
-                got=repr(line[:80]),
-                needed="a JSON object with a step",
-                do="Mend or remove the line.",
-                where=f"{file}:{index + 1}",
-            )
-        rows.append((line, row))
-    return rows
+        return
+    with file.open("rb") as lines:
+        for index, line in enumerate(lines):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                row = json.loads(line)
+            except ValueError:
+                row = None
+            if not isinstance(row, dict) or "step" not in row:
+                raise CheckpointError(
+                    "A record of the run is damaged",
+                    got=repr(line[:80]),
+                    needed="a JSON object with a step",
+                    do="Mend or remove the line.",
+                    where=f"{file}:{index + 1}",
+                )
+            yield line, row

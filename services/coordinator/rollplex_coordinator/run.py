@@ -18,6 +18,7 @@ import sys
 import time
 
 from rollplex.checkpoint.folder import folders
+from rollplex.checkpoint.state import RunState
 from rollplex.config.checks import TRAIN
 from rollplex.config.config import Config
 from rollplex.config.host import memory_limit_bytes
@@ -39,7 +40,7 @@ from rollplex_coordinator.processes.stop import Signals, StopRun
 from rollplex_coordinator.progress import Progress, make_progress
 from rollplex_coordinator.ready import get_ready
 from rollplex_coordinator.records.attempts import set_aside
-from rollplex_coordinator.resuming import Resumption, evaluated, resume
+from rollplex_coordinator.resuming import Resumption, evaluated, resume, undo, wanted_before
 from rollplex_coordinator.startup import process_start_s, run_started
 from rollplex_coordinator.steps.checkpointing import Checkpoints
 from rollplex_coordinator.steps.context import Context
@@ -66,11 +67,14 @@ def run(options: Options, signals: Signals) -> int:
             run_dir = claimed.run_dir.path
             resumption = None
             if options.resume is not None:
-                resumption = resume(run_dir, options.resume, config, _wanted(config, options), say)
+                resumption = resume(run_dir, options.resume, config, lambda state: _wanted(config, options, state), say)
             elif (kept := set_aside(run_dir)) is not None:
                 say(f"rollplex: what an earlier run left is in {kept}")
             run_ = _Run(claimed, run_id, config, options, signals, resumption=resumption, entered_s=entered_s)
-            return run_.main()
+            code = run_.main()
+            if resumption is not None and resumption.attempt is not None and not run_.ready:
+                undo(run_dir, resumption.attempt)
+            return code
     except RollplexError as error:
         say(f"error: {error}")
         return exit_code(error)
@@ -79,11 +83,17 @@ def run(options: Options, signals: Signals) -> int:
         return EXIT_ERROR
 
 
-def _wanted(config: Config, options: Options) -> int | None:
-    """Iterations that the run is to have at its end; None: no more than it has, until somebody asks."""
+def _wanted(config: Config, options: Options, state: RunState | None) -> int | None:
+    """Iterations that the run is to have at its end; None: no more than it has, until somebody asks.
+
+    Args:
+        state: of a run that goes on.
+    """
     if options.verify is not None or (options.serve and options.iterations is None):
         return None
-    return config.run.iterations if options.iterations is None else options.iterations
+    if options.iterations is not None:
+        return options.iterations
+    return config.run.iterations if state is None else wanted_before(state, config)
 
 
 class _Run:
@@ -104,7 +114,9 @@ class _Run:
         self._signals = signals
         self._resumption = resumption
         self._first = 0 if resumption is None else resumption.state.step
-        wanted = _wanted(config, options)
+        self.ready = False
+        """Everything is loaded, and a run that goes on was found to be the same."""
+        wanted = _wanted(config, options, None if resumption is None else resumption.state)
         # A verification asks for no rewards.
         self._roles = tuple(role for role in (*CHILDREN, *WORKERS) if role != Role.REWARD or options.verify is None)
         self._api = Api(config.http, claimed.run_dir.path)
@@ -115,7 +127,8 @@ class _Run:
         self._node.link.after_turn = self._after_turn
         self._checkpoints: Checkpoints | None = None
         self._evaluated = evaluated(claimed.run_dir.path) if resumption is not None else set[tuple[str, int]]()
-        (claimed.run_dir.path / "config.yaml").write_text(dump(config), encoding="utf-8")
+        if resumption is None:
+            self._write_config()
 
     def main(self) -> int:
         """Everything between the claim and its release."""
@@ -199,10 +212,12 @@ class _Run:
         say(f"rollplex: run {node.run_id} in {node.run_dir}, API at {url} (token in {node.run_dir / 'token'})")
         node.record.stage("control API", api_s)
         context = get_ready(node, self._control, self._options, self._roles, self._resumption)
+        self.ready = True
+        self._write_config()
         if self._options.verify is not None:
             verify(context, node.holder, self._options.verify, self._options.config)
             return
-        checkpoints = self._checkpoints = Checkpoints(context)
+        checkpoints = self._checkpoints = Checkpoints(context, wanted=lambda: self._work.wanted)
         if self._resumption is not None:
             state = self._resumption.state
             checkpoints.adopt(folders(self._resumption.folder.parent), state.step, state.version)
@@ -218,6 +233,13 @@ class _Run:
         if self._work.done:
             self._evaluate(context, step=self._work.done, last=True)
             checkpoints.save()
+
+    def _write_config(self) -> None:
+        """config.yaml, whole or not at all; of a run that goes on only once it was accepted."""
+        file = self._node.run_dir / "config.yaml"
+        partial = file.with_name(f".{file.name}.new")
+        partial.write_text(dump(self._config), encoding="utf-8")
+        partial.replace(file)
 
     def _iterate(self, context: Context, checkpoints: Checkpoints) -> None:
         done = self._work.done

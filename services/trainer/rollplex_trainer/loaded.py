@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import platform
 from functools import cached_property
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from rollplex.errors import CheckpointError, ModelError
@@ -30,6 +31,18 @@ from rollplex.protocol.trainer import LoadTrainer, Restore
 from rollplex_trainer.optimizer import SegmentOptimizer
 from rollplex_trainer.state_file import STATE_FILE, read_state, write_state
 
+_DECIDING = (
+    "av",
+    "jinja2",
+    "numpy",
+    "pillow",
+    "rollplex",
+    "safetensors",
+    "tokenizers",
+    "torch",
+    "transformers",
+)
+"""Packages that pixels, prompts, token ids or numbers come from."""
 TRAINING_FOLDER = "training"
 """Inside a checkpoint; engines that read every *.safetensors of a model folder must not meet the optimizer's."""
 
@@ -160,8 +173,18 @@ class LoadedTrainer:
 
 def libraries() -> dict[str, str]:
     """Versions of what decides the numbers of a run, for the manifest of a checkpoint."""
-    names = ("rollplex", "safetensors", "torch", "transformers")
-    return {"python": platform.python_version(), **{name: version(name) for name in names}}
+    return {
+        "python": platform.python_version(),
+        "cpu": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
+        **{name: _version(name) for name in _DECIDING},
+    }
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "none"
 
 
 def _flat(mapping: Mapping, table: ParameterTable) -> Tensor:

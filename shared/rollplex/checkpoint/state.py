@@ -32,6 +32,8 @@ class RunState(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     version: Number
     """Committed updates."""
     seed: Number
+    wanted: Number = 0
+    """Iterations that the run was to have at its end; 0: nobody had said."""
     failed_votes: Number = 0
     """Iterations in a row, up to here, whose update was refused."""
     table_hash: str

@@ -50,6 +50,6 @@ def meant(place: Path) -> tuple[Path, Path | None]:
     """The run, and the checkpoint if one was named: RUN/checkpoints/step_N."""
     absolute = place.absolute()
     if absolute.parent.name == CHECKPOINTS:
-        folder = absolute.resolve() if absolute.is_symlink() else absolute  # checkpoints/latest
-        return absolute.parent.parent, folder
+        folder = absolute.resolve()  # checkpoints/latest, runs/latest and `..` mean what they lead to
+        return folder.parent.parent, folder
     return place, None

@@ -41,6 +41,7 @@ from rollplex.errors import DataError
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 MAX_FILE_BYTES = 2**30
 END_BYTES = 4096
+_CHUNK_BYTES = 2**20
 SLACK_BYTES = 2**29
 """Address space that decoding may take beside the pixels: Pillow's buffers, the other threads of this process."""
 _BROKEN = (
@@ -79,7 +80,7 @@ class Header(Struct, frozen=True, kw_only=True):
     height: int
     """Both after the EXIF orientation."""
     identity: bytes
-    """16 bytes of a digest of the file's size and of its first and last 4096 bytes; not of any date."""
+    """16 bytes of a digest of the file's bytes; not of its name or any date."""
 
 
 class ImageFolder:
@@ -232,11 +233,12 @@ def _rgb(image: Image.Image) -> Image.Image:
 
 
 class Ends(Struct, frozen=True, kw_only=True):
-    """The size of a file, and its first and last bytes."""
+    """The size of a file, its first and last bytes, and a digest of all of it."""
 
     size: int
     first: bytes
     last: bytes
+    digest: bytes
 
     @classmethod
     def of(cls, file: IO[bytes]) -> Ends:
@@ -246,13 +248,15 @@ class Ends(Struct, frozen=True, kw_only=True):
             file.seek(start)
             pieces.append(file.read(END_BYTES))
         file.seek(0)
-        return cls(size=size, first=pieces[0], last=pieces[1])
+        digest = hashlib.blake2b(digest_size=16)
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+        file.seek(0)
+        return cls(size=size, first=pieces[0], last=pieces[1], digest=digest.digest())
 
     def identity(self) -> bytes:
-        digest = hashlib.blake2b(b"%d\n" % self.size, digest_size=16)
-        digest.update(self.first)
-        digest.update(self.last)
-        return digest.digest()
+        """16 bytes of a digest of the whole file: another picture has another one, whatever its size and ends."""
+        return self.digest
 
     def whole(self, kind: str | None) -> bool:
         """Whether the file ends as its format says it must. False for formats that do not mark their end."""

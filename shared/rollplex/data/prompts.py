@@ -187,8 +187,17 @@ def _marked(ids: Sequence[int], media: dict[int, str], spell: Callable[[Sequence
 
 def marks_in(prompt: str | Sequence[dict[str, object]], kind: str) -> int:
     """How often <image> or <video> stands in the texts of a prompt, parts left out."""
-    texts = [prompt] if isinstance(prompt, str) else [message["content"] for message in prompt]
-    return sum(text.count(f"<{kind}>") for text in texts if isinstance(text, str))
+    contents: list[object] = [prompt] if isinstance(prompt, str) else [message["content"] for message in prompt]
+    texts = [text for content in contents for text in _texts(content)]
+    return sum(text.count(f"<{kind}>") for text in texts)
+
+
+def _texts(content: object) -> list[str]:
+    """The texts of a message's content."""
+    if isinstance(content, str):
+        return [content]
+    parts = content if isinstance(content, list) else []
+    return [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
 
 
 def _kinds(row: Row) -> set[str]:
@@ -219,16 +228,27 @@ def with_parts(messages: Sequence[dict[str, object]], num_images: int, num_video
 
 
 def _split(message: dict[str, object], kinds: set[str]) -> dict[str, object]:
-    """A message that is text, cut at the marks of these kinds."""
+    """A message with its texts cut at the marks of these kinds; typed parts stay where they are."""
     content = message["content"]
-    if not isinstance(content, str) or not any(_KINDS[mark] in kinds for mark in _MARKS.findall(content)):
+    if not any(_KINDS[mark] in kinds for text in _texts(content) for mark in _MARKS.findall(text)):
         return message
+    if isinstance(content, str):
+        return {**message, "content": _cut(content, kinds)}
+    parts: list[object] = []
+    for part in cast("list[dict[str, object]]", content):
+        text = part.get("text")
+        parts += _cut(text, kinds) if isinstance(text, str) else [part]
+    return {**message, "content": parts}
+
+
+def _cut(text: str, kinds: set[str]) -> list[dict[str, str]]:
+    """A text as parts: its pieces, and a part for each mark of these kinds."""
     parts: list[dict[str, str]] = []
-    for piece in _MARKS.split(content):
+    for piece in _MARKS.split(text):
         if _KINDS.get(piece) in kinds:
             parts.append({"type": _KINDS[piece]})
         elif piece and parts and parts[-1]["type"] == "text":
             parts[-1] = {"type": "text", "text": parts[-1]["text"] + piece}
         elif piece:
             parts.append({"type": "text", "text": piece})
-    return {**message, "content": parts}
+    return parts

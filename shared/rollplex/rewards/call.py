@@ -79,10 +79,10 @@ def answer_of(row: Mapping[str, object]) -> object:
         RewardError: it has none.
     """
     model = row.get("reward_model")
-    if isinstance(model, Mapping) and "ground_truth" in model:
+    if isinstance(model, Mapping) and model.get("ground_truth") is not None:
         return model["ground_truth"]
     for name in ANSWER_COLUMNS:
-        if name in row:
+        if row.get(name) is not None:  # tables have every column, with null where a row has nothing
             return row[name]
     raise RewardError(
         "The row has no right answer",

@@ -51,12 +51,22 @@ def load_function(spec: str) -> Callable[..., object]:
     return cast("Callable[..., object]", function)
 
 
-def source_fingerprint(function: Callable[..., object]) -> str:
-    """SHA-256 (hex) of the file that the function was written in; "builtin" for one that was not written in Python."""
+def source_fingerprint(spec: str, function: Callable[..., object]) -> str:
+    """Of the file that `spec` names and, where it is another, of the one that the function was written in; "builtin" if
+    neither was written in Python.
+
+    A callable object or a decorated function has the file that made it, not the one where the user wrote it.
+    """
+    place = spec.rpartition(":")[0]
+    module = sys.modules.get(place)
+    named = place if place.endswith(".py") else str(getattr(module, "__file__", None) or "")
     try:
-        return file_fingerprint(Path(inspect.getfile(inspect.unwrap(function))))
-    except (TypeError, OSError, ValueError):
-        return "builtin"
+        written = inspect.getfile(inspect.unwrap(function))
+    except (TypeError, ValueError):
+        written = ""
+    files = sorted({str(Path(file).absolute()) for file in (named, written) if file.endswith(".py")})
+    digests = [file_fingerprint(Path(file)) for file in files if Path(file).is_file()]
+    return "+".join(digests) or "builtin"
 
 
 def short_trace(error: BaseException) -> str:

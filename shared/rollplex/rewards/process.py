@@ -151,6 +151,9 @@ class FunctionProcess:
             self.end()
             detail = f"no answer, the process that ran it was lost: {error}"
             return Broke(function=len(done), problem=RewardProblem.RAISED, detail=detail)
+        except BaseException:
+            self.end()  # what it would still answer belongs to this group, not to the next one
+            raise
         return done
 
     def end(self) -> None:

@@ -74,7 +74,7 @@ class Runner:
                 self._send(Unusable(**parts, where=error.where or item.spec))
                 return
             self._functions.append(adapted)
-            fingerprints.append(source_fingerprint(function))
+            fingerprints.append(source_fingerprint(item.spec, function))
             place, _, name = item.spec.rpartition(":")
             taken.append(f"{name} of {Path(place).name} is taken as {OWNERS[adapted.form]}, {adapted.why}")
         self._send(

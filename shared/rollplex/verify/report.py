@@ -124,6 +124,8 @@ def lines(report: Report) -> list[str]:
             out.append(_row("gradients", comparison.gradients, _where_gradients(comparison.gradients)))
     bad = [comparison.name for comparison in report.comparisons if not comparison.passed]
     out += ["", "verified: all within tolerance" if report.passed else f"NOT verified: {', '.join(bad)}"]
+    if report.passed and report.dtype == "bfloat16":
+        out.append("(bfloat16 shows gross errors only; `--set model.dtype=float32` is the sharp check)")
     return out
 
 

@@ -57,11 +57,11 @@ def folders(core: Core) -> list[str]:
 def test_the_trainer_is_asked_to_save_the_present_version_with_what_is_needed_to_go_on(core: Core) -> None:
     iterate(core, 0)
     core.context.fingerprints = {"model": "m"}
-    Checkpoints(core.context).save()
+    Checkpoints(core.context, wanted=lambda: 9).save()
     (m,) = core.sent(SaveCheckpoint)
     assert (m.step, m.version, m.folder) == (1, 1, str(core.context.run_dir / "checkpoints" / "step_1"))
     state = msgspec.json.decode(m.state_json, type=RunState)
-    assert (state.step, state.version, state.seed, state.failed_votes) == (1, 1, 12, 0)
+    assert (state.step, state.version, state.seed, state.wanted, state.failed_votes) == (1, 1, 12, 9, 0)
     assert state.fingerprints == {"model": "m"}
     assert state.table_hash == core.sizes.table.hash
     assert "seed: 12" in state.config

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rollplex.checkpoint.folder import read_manifest
@@ -26,10 +26,15 @@ log = logging.getLogger("rollplex.coordinator")
 
 
 class Checkpoints:
-    """The checkpoints of one run."""
+    """The checkpoints of one run.
 
-    def __init__(self, context: Context) -> None:
+    Args:
+        wanted: says how many iterations the run is to have at its end.
+    """
+
+    def __init__(self, context: Context, wanted: Callable[[], int] = lambda: 0) -> None:
         self._c = context
+        self._wanted = wanted
         self._folders: list[str] = []
         self.newest: tuple[int, int] | None = None
         """Step and version of the newest one."""
@@ -116,6 +121,7 @@ class Checkpoints:
                 step=step,
                 version=version,
                 seed=c.config.run.seed,
+                wanted=self._wanted(),
                 failed_votes=c.gate.failed_votes,
                 table_hash=c.sizes.table.hash,
                 config=dump(c.config),

@@ -8,6 +8,7 @@ import typer
 
 from rollplex.cli.commands.arguments import RunOption
 from rollplex.config.environment import read_environment
+from rollplex.errors import RollplexError
 
 
 def down(
@@ -34,5 +35,14 @@ def down(
         say(f"{runs_dir}: nothing is running")
     elif len(chosen) > 1 and not all_:
         find_run(None, runs_dir)  # says which there are
+    failed = False
     for run_dir in chosen:
-        ending.down(run_dir, grace_s=grace, say=say)
+        try:
+            ending.down(run_dir, grace_s=grace, say=say)
+        except RollplexError as error:
+            if not all_:
+                raise
+            failed = True
+            say(f"error: {error}")
+    if failed:
+        raise typer.Exit(1)

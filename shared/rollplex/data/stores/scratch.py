@@ -67,6 +67,14 @@ class Scratch:
             writer.close()
             source = pa.PythonFile(os.fdopen(self._fd, "rb", buffering=0, closefd=False), mode="r")
             self._reader = pa.ipc.open_file(source)
+        except pa.ArrowException as error:
+            raise DataError(
+                "The row groups of this dataset do not go together",
+                got=str(error),
+                needed="the same columns and types in every file",
+                do="Write the files again with one schema.",
+                where=self._name,
+            ) from error
         except OSError as error:
             raise DataError(
                 "The temporary file for large row groups cannot be written",
