@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from rollplex_coordinator.options import Options
+from rollplex.checkpoint.folder import Identity, folders, latest, save
+from rollplex.checkpoint.state import STATE_FILE, RunState, encode
+from rollplex.config.loading import dump, load
+from rollplex_coordinator.options import Options, ResumeOptions
 from rollplex_coordinator.processes.stop import Signals
 from rollplex_coordinator.run import run
 from rollplex_coordinator.telling import EXIT_ERROR
@@ -72,3 +76,54 @@ def test_a_model_that_no_run_could_start_from_is_refused_before_anything_starts(
     assert run(options, Signals(read_fd=-1, write_fd=-1, received=[])) == EXIT_ERROR
     assert says in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def test_a_resumption_that_ends_before_anything_starts_leaves_records_and_checkpoints_as_they_were(
+    model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "one", "answer": "1"}\n' * 4)
+    file = tmp_path / "config.yaml"
+    file.write_text(
+        f"model: {{path: {model_folder}}}\n"
+        "data: {path: rows.jsonl, prompts_per_iteration: 1}\n"
+        "rewards: {functions: [{function: 'rollplex.demo.rewards:right'}]}\n"
+    )
+    run_dir = tmp_path / "run"
+    run_dir.mkdir(mode=0o700)
+    (run_dir / "config.yaml").write_text("as it was")
+    for step in (1, 2):
+        state = RunState(step=step, version=step, seed=0, table_hash="t", config=dump(load(file)), fingerprints={})
+        _save(run_dir, state)
+    records = "".join(f'{{"step": {step}}}\n' for step in range(3))
+    (run_dir / "metrics.jsonl").write_text(records)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        options = Options(
+            config=file,
+            run_dir=run_dir,
+            iterations=9,
+            serve=False,
+            external_workers=False,
+            die_with_parent=False,
+            overrides=(f"http.port={taken.getsockname()[1]}",),
+            resume=ResumeOptions(checkpoint=run_dir / "checkpoints/step_1"),
+        )
+        assert run(options, Signals(read_fd=-1, write_fd=-1, received=[])) != 0
+    said = capsys.readouterr().err
+    assert "goes on after 1 iterations" in said
+    assert "port" in said
+    assert (run_dir / "metrics.jsonl").read_text() == records
+    assert (run_dir / "config.yaml").read_text() == "as it was"
+    assert [folder.name for folder in folders(run_dir / "checkpoints")] == ["step_1", "step_2"]
+    assert latest(run_dir / "checkpoints") == run_dir / "checkpoints/step_2"
+
+
+def _save(run_dir: Path, state: RunState) -> None:
+    def write(inner: Path) -> None:
+        (inner / "training").mkdir()
+        (inner / STATE_FILE).write_text(encode(state), encoding="utf-8")
+
+    identity = Identity(step=state.step, version=state.version, digest="x", table_hash="t")
+    folder = run_dir / "checkpoints" / f"step_{state.step}"
+    save(folder, identity, needed_bytes=1, write=write, libraries={})

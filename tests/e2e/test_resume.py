@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from rollplex.checkpoint.state import read
 from rollplex.demo.digits import HELD_OUT
 from rollplex.journal.events import CheckpointSaved, RunStarted
 from support.nodes import Finished, Project, Start, run_processes
@@ -59,6 +60,7 @@ def test_three_iterations_a_stop_and_three_more_are_six(
 ) -> None:
     first = start("--iterations", "3", overrides=settings).wait()
     assert first.code == 0, first.stderr
+    assert read(first.run_dir / "checkpoints/step_3").wanted == 3
     resumed = start("--resume", overrides=settings, run_dir=first.run_dir).wait()
     assert "goes on after 3 iterations, from " in resumed.stderr
     _assert_same(resumed, straight)

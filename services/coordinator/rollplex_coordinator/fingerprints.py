@@ -45,6 +45,7 @@ class ModelFingerprint:
             )
         if self._error is not None:
             raise self._error
+        assert self._value, "the thread ends with a value or a ModelError"
         return self._value
 
     def _compute(self) -> None:

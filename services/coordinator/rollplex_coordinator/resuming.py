@@ -24,7 +24,7 @@ from rollplex.checkpoint.compare import (
     fingerprint_differences,
     library_differences,
 )
-from rollplex.checkpoint.folder import Manifest, folders, newest_valid, point_latest, verify
+from rollplex.checkpoint.folder import CHECKPOINTS, Manifest, folders, newest_valid, point_latest, verify
 from rollplex.checkpoint.state import RunState, read
 from rollplex.config import yaml_text
 from rollplex.config.checks import TRAIN
@@ -37,7 +37,6 @@ from rollplex_coordinator.records.attempts import new_attempt
 from rollplex_coordinator.records.sample_files import FOLDER as SAMPLES
 from rollplex_coordinator.records.sample_files import move_later
 
-CHECKPOINTS = "checkpoints"
 RECORDS = ("metrics.jsonl", "eval.jsonl", "completions.jsonl")
 """Cut back to the checkpoint, and gone on with."""
 LOGS = ("journal.sqlite", "logs", "http.json")

@@ -70,10 +70,14 @@ def run(options: Options, signals: Signals) -> int:
                 resumption = resume(run_dir, options.resume, config, lambda state: _wanted(config, options, state), say)
             elif (kept := set_aside(run_dir)) is not None:
                 say(f"rollplex: what an earlier run left is in {kept}")
-            run_ = _Run(claimed, run_id, config, options, signals, resumption=resumption, entered_s=entered_s)
-            code = run_.main()
-            if resumption is not None and resumption.attempt is not None and not run_.ready:
-                undo(run_dir, resumption.attempt)
+            ready = False
+            try:
+                run_ = _Run(claimed, run_id, config, options, signals, resumption=resumption, entered_s=entered_s)
+                code = run_.main()
+                ready = run_.ready
+            finally:
+                if resumption is not None and resumption.attempt is not None and not ready:
+                    undo(run_dir, resumption.attempt)
             return code
     except RollplexError as error:
         say(f"error: {error}")

@@ -28,6 +28,8 @@ from msgspec import Meta, Struct
 
 from rollplex.errors import CheckpointError
 
+CHECKPOINTS = "checkpoints"
+"""In a run directory: the folder of its checkpoints, each of them step_N."""
 MANIFEST = "MANIFEST.json"
 LATEST = "LATEST"
 FORMAT = 1

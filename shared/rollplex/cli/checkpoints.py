@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rollplex.checkpoint.folder import MANIFEST, folders, latest, read_manifest, verify
+from rollplex.checkpoint.folder import CHECKPOINTS, MANIFEST, folders, latest, read_manifest, verify
 from rollplex.cli.target import find_run
 from rollplex.errors import CheckpointError
-
-CHECKPOINTS = "checkpoints"
-"""In the run directory."""
 
 
 def listing(run_dir: Path) -> list[str]:

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from rollplex.checkpoint.folder import CHECKPOINTS
 from rollplex.cli.start import become, resume_command
 from rollplex.cli.target import find_run
 from rollplex.config.environment import read_environment
-
-CHECKPOINTS = "checkpoints"
 
 
 def go_on(

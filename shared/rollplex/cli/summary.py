@@ -8,7 +8,7 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from rollplex.checkpoint.folder import folders
+from rollplex.checkpoint.folder import CHECKPOINTS, folders
 from rollplex.cli.target import JOURNAL_FILE, name_of
 from rollplex.errors import JournalError
 from rollplex.journal.events import ErrorRaised, IterationDone, RunEnded, RunStarted
@@ -71,7 +71,7 @@ def summarize(run_dir: Path, runs_dir: Path) -> Summary:
         run=holder.run_id if holder else "",
         state=State.RUNNING if holder else State.NOT_STARTED,
         reason="" if holder else _UNUSED,
-        checkpoint=str(found[-1]) if (found := folders(run_dir / "checkpoints")) else None,
+        checkpoint=str(found[-1]) if (found := folders(run_dir / CHECKPOINTS)) else None,
     )
     if not (run_dir / JOURNAL_FILE).is_file():
         return base

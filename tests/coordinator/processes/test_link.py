@@ -10,7 +10,6 @@ import pytest
 
 from rollplex.errors import ProtocolError, ServiceDied, StateError, WaitError
 from rollplex.protocol.common import (
-    Device,
     DigestReply,
     DigestRequest,
     Drained,
@@ -302,25 +301,6 @@ def test_a_worker_that_leaves_and_dies_stops_the_run_and_is_no_error(
     site.soon(lambda: site.soon(lambda: worker.send(Leaving(reason="SIGTERM"))))
     with pytest.raises(StopRun, match="SIGTERM"):
         site.link.pump(lambda: False)
-
-
-def test_a_worker_that_is_replaced_owes_nothing_and_is_not_heard_any_more(site: Site) -> None:
-    old = site.join(Role.REWARD)
-    site.join(Role.ROLLOUT)
-    kept = ask(site)
-    site.link.ask(Role.REWARD, _reward, "reward group 1", SECTION_S)
-    site.link.forget(Role.REWARD)
-    assert [wait.cause for wait in site.link.waits.open] == [kept]
-    assert Role.REWARD not in site.link.peers
-    old.send(Failed(cause=1, error=REPORT))
-    site.hub.expect(Role.REWARD, Device(), 2, exact=True)
-    new = site.join(Role.REWARD, incarnation=2)
-    assert site.link.peers[Role.REWARD].incarnation == 2
-    site.link.ask(Role.REWARD, _reward, "reward group 1", SECTION_S)
-    assert new.next().responses.group == 1
-
-
-# --- stops --------------------------------------------------------------------------------------------------------
 
 
 def test_the_first_stop_counts_and_ends_the_pump_at_its_next_turn(site: Site) -> None:

@@ -109,8 +109,7 @@ def test_how_long_the_processes_took_to_join_is_journalled_for_the_start_of_the_
     node.record.enter(Phase.LOAD)
     join(node)
     node.record.enter(Phase.IDLE)
-    node.stop_child(Role.ROLLOUT)
-    join(node)
+    join(node, Role.PREFIX)
     node.record.journal.flush()
     one, both = journalled(node, events.StageDone)
     assert (one.name, both.name) == ("rollout process", "processes")
@@ -138,19 +137,6 @@ def test_a_child_that_is_killed_is_a_death_at_once(make_node: MakeNode) -> None:
         node.link.pump(lambda: False)
     node.record.journal.flush()
     assert [event.how for event in journalled(node, events.ServiceDied)] == ["killed by SIGKILL"]
-
-
-def test_a_child_that_is_replaced_is_no_death_and_the_next_one_is_let_in(make_node: MakeNode) -> None:
-    node = make_node()
-    join(node)
-    first = node.link.peers[Role.ROLLOUT]
-    node.stop_child(Role.ROLLOUT)
-    assert not Path(f"/proc/{first.pid}").exists()
-    join(node)
-    second = node.link.peers[Role.ROLLOUT]
-    assert (second.incarnation, second.pid != first.pid) == (2, True)
-    node.record.journal.flush()
-    assert not journalled(node, events.ServiceDied)
 
 
 def test_workers_that_somebody_else_starts_are_only_awaited(make_node: MakeNode) -> None:

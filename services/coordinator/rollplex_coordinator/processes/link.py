@@ -128,13 +128,6 @@ class Link:
 
         self.pump(all_there)
 
-    def forget(self, role: Role) -> None:
-        """Close the line to a worker that is being replaced; nothing is awaited from it any more."""
-        peer = self._peers.pop(role, None)
-        if peer is not None:
-            self.hub.disconnect(peer)
-            self.waits.drop_peer(str(peer))
-
     def leave_all(self, reason: str) -> None:
         """Tell every worker to leave; errors are logged, not raised, since the run is ending."""
         self.waits.clear()

@@ -94,14 +94,6 @@ class Node:
             )
         )
 
-    def stop_child(self, role: Role) -> None:
-        """End one child at once, without treating it as a death."""
-        child = self.supervisor.child(role)
-        if child is not None:
-            self.link.unwatch(child.pidfd, f"death of {role}")
-        self.link.forget(role)
-        self.supervisor.kill(role)
-
     def end(self, reason: str) -> None:
         """Everybody leaves; who does not within the grace time is killed, if it is ours. Then everything is closed."""
         for role in (*WORKERS, *CHILDREN):

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rollplex.checkpoint.folder import CHECKPOINTS
+
 RECORDS = (
     "journal.sqlite",
     "metrics.jsonl",
@@ -15,7 +17,7 @@ RECORDS = (
     "samples",
     "tensorboard",
     "logs",
-    "checkpoints",
+    CHECKPOINTS,
     "http.json",
 )
 """What a run writes. SQLite's companions of the journal go with it."""

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rollplex.checkpoint.folder import read_manifest
+from rollplex.checkpoint.folder import CHECKPOINTS, read_manifest
 from rollplex.checkpoint.state import RunState, encode
 from rollplex.config.loading import dump
 from rollplex.errors import CheckpointError
@@ -77,7 +77,7 @@ class Checkpoints:
         if self.newest == (step, version):
             log.debug("step %d is checkpointed already", step)
             return
-        folder = c.run_dir / "checkpoints" / f"step_{step}"
+        folder = c.run_dir / CHECKPOINTS / f"step_{step}"
         folder.parent.mkdir(exist_ok=True)
         c.record.enter(Phase.CHECKPOINT)
         c.memory.enter(Phase.CHECKPOINT)
