@@ -19,7 +19,8 @@ data.path data.split data.shape data.columns data.format_prompt data.image_dir d
 data.max_prompt_tokens data.max_image_pixels data.min_pixels data.max_pixels data.chat_template data.on_bad_row
 data.video_fps data.max_frames
 rollout.engine rollout.group_size rollout.max_new_tokens rollout.temperature rollout.top_p rollout.top_k
-rollout.stop_tokens rollout.never_sample rollout.forced_lengths
+rollout.stop_tokens rollout.never_sample rollout.forced_lengths rollout.replay
+rollout.sglang.kv_tokens rollout.sglang.max_running rollout.sglang.prefill_tokens
 rewards.functions rewards.functions.function rewards.functions.weight rewards.functions.signature
 rewards.functions.options rewards.time_limit_s rewards.workers rewards.memory_limit rewards.on_error
 algorithm.loss algorithm.scale_rewards algorithm.clip_low algorithm.clip_high algorithm.kl algorithm.beta
@@ -27,7 +28,8 @@ algorithm.entropy_bonus
 optimizer.name optimizer.lr optimizer.betas optimizer.eps optimizer.momentum optimizer.weight_decay
 optimizer.max_grad_norm optimizer.schedule optimizer.warmup_steps optimizer.final_lr_ratio
 batching.decode_prompts batching.prefix_prompts batching.suffix_prompts
-memory.budget memory.overhead
+device.kind device.gpu device.sharing device.prefix_share device.decode_share
+memory.budget memory.overhead memory.prefix_activations
 deadlines.start_s deadlines.ack_s deadlines.load_s deadlines.unit_s deadlines.update_s deadlines.checkpoint_s
 deadlines.leave_s
 http.host http.port http.allow_remote
@@ -52,7 +54,7 @@ def _fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str
 
 
 def test_the_keys_are_the_known_ones() -> None:
-    sections = set(Config.model_fields)
+    sections = {*Config.model_fields, "rollout.sglang"}
     assert {path for path, _ in _fields(Config)} - sections == set(KEYS.split())
 
 

@@ -11,6 +11,7 @@ from rollplex.config.checks import check
 from rollplex.config.job import (
     CheckpointSection,
     DeadlinesSection,
+    DeviceSection,
     EvalSection,
     HttpSection,
     MemorySection,
@@ -52,6 +53,8 @@ class Config(Section):
     """The optimizer and its learning rate."""
     batching: BatchingSection = BatchingSection()
     """How many prompts are computed together."""
+    device: DeviceSection = DeviceSection()
+    """What the workers compute on."""
     memory: MemorySection = MemorySection()
     """What the ledger may grant."""
     deadlines: DeadlinesSection = DeadlinesSection()

@@ -50,6 +50,22 @@ class RunSection(Section):
         return self.sample_groups if self.sample_every and step % self.sample_every == 0 else 0
 
 
+class DeviceSection(Section):
+    """What the workers compute on."""
+
+    kind: Literal["host", "cuda"] = "host"
+    """host: this machine's processors and memory. cuda: one GPU, whose memory all workers share."""
+    gpu: Annotated[int, Field(ge=0, le=1023)] = 0
+    """Which GPU, as nvidia-smi numbers them."""
+    sharing: Literal["mps", "turns"] = "mps"
+    """How the workers share the GPU: at the same time, by an MPS daemon that the node starts, or in turns."""
+    prefix_share: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    """Share of the GPU's multiprocessors that prefix work keeps to while the rollout decodes. `rollplex tune share`
+    measures the best one."""
+    decode_share: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    """Share of them that decoding keeps to (engine sglang)."""
+
+
 class MemorySection(Section):
     """What the ledger may grant."""
 
@@ -58,6 +74,9 @@ class MemorySection(Section):
     overhead: Size = 1280 * 2**20
     """Bytes of the budget set aside for what no lease covers. The default is what a node's processes were seen to hold
     on a host before any tensor: 0.3 GiB for each of three workers (torch, transformers), the rest for the others."""
+    prefix_activations: Literal["keep", "layers", "recompute"] = "keep"
+    """What an actor prefix keeps between its forward and its backward: everything, the inputs of its layers, or
+    nothing. What is not kept is computed again."""
 
 
 class DeadlinesSection(Section):

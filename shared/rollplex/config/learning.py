@@ -82,11 +82,27 @@ class DataSection(Section):
         return self.image_dir or dataset_folder(self.path)
 
 
+class SglangSection(Section):
+    """Sizes of SGLang's engine."""
+
+    kv_tokens: Annotated[int, Field(ge=0, le=2**31)] = 0
+    """Tokens that the pool of keys and values holds. 0: as many as all prompts and responses of a decode batch can
+    have; with fewer, requests wait."""
+    max_running: Annotated[int, Field(ge=1, le=4096)] = 256
+    """Responses decoded at the same time, at most."""
+    prefill_tokens: Annotated[int, Field(ge=64, le=131_072)] = 8192
+    """Tokens of one prefill step."""
+
+
 class RolloutSection(Section):
     """How responses are sampled."""
 
-    engine: Literal["transformers"] = "transformers"
-    """What generates the tokens."""
+    engine: Literal["transformers", "sglang", "replay"] = "transformers"
+    """What generates the tokens: transformers' own modules; SGLang, on a GPU; or nothing: recorded responses again."""
+    sglang: SglangSection = SglangSection()
+    """Sizes of SGLang's engine."""
+    replay: FilePath | None = None
+    """For the engine replay: the completions.jsonl of a run that logged all of its responses."""
     group_size: Annotated[int, Field(ge=2, le=65_536)] = 8
     """Responses per prompt. A group of one has no baseline."""
     max_new_tokens: Annotated[int, Field(ge=1, le=1_048_576)] = 128

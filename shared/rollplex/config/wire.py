@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rollplex.config.checks import TRAIN
 from rollplex.config.config import Config
-from rollplex.protocol.common import ModelSpec
+from rollplex.protocol.common import Memory, ModelSpec
 from rollplex.protocol.inputs import DataSource
 from rollplex.protocol.reward import RewardFunction
 from rollplex.protocol.rollout import Sampling
@@ -24,6 +24,7 @@ def model_spec(config: Config, *, table_hash: str, never_sampled: Sequence[int])
         never_sampled=tuple(never_sampled),
         threads=config.run.threads,
         deterministic=config.run.deterministic,
+        device=Memory(config.device.kind),
     )
 
 

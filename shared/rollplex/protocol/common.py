@@ -48,6 +48,13 @@ class Kind(StrEnum):
     OVERHEAD = "overhead"
 
 
+class Memory(StrEnum):
+    """Where a segment's bytes lie (`rollplex.memory.segment.backend`)."""
+
+    HOST = "host"
+    CUDA = "cuda"
+
+
 class Device(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, order=True):
     """Where a process computes. The index of a host without GPU is 0."""
 
@@ -64,6 +71,7 @@ class SegmentRef(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     segment: Count
     kind: Kind
     size_bytes: Count
+    memory: Memory = Memory.HOST
 
 
 class LeaseRef(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -150,6 +158,8 @@ class ModelSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Ids outside the log-softmax: media, padding, and what the configuration adds."""
     threads: Count = 1
     deterministic: bool = True
+    device: Memory = Memory.HOST
+    """What it is computed on. A GPU is the only one that the process sees."""
 
 
 class ErrorReport(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
-from rollplex.protocol.common import Count, Kind, Name
+from rollplex.protocol.common import Count, Kind, Memory, Name
 
 
 # worker -> coordinator: send the descriptor of this segment. Answer: Descriptor or NoSuchSegment.
@@ -25,6 +25,7 @@ class Descriptor(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, 
     segment: Count
     kind: Kind
     size_bytes: Count
+    memory: Memory = Memory.HOST
 
 
 # coordinator -> worker, without a file descriptor: the segment does not exist, has ended, or is not for this role.

@@ -50,6 +50,19 @@ class LoadPrefix(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, 
     gradients: SegmentRef
     """This process's own gradient arena; zeroed here at the first backward of each step."""
     temperature: Annotated[float, Meta(gt=0.0, le=100.0)]
+    private_bytes: Count = 0
+    """Private memory of this process, at most; its allocator refuses more. 0: no limit."""
+
+
+class Activations(StrEnum):
+    """What an actor prefix keeps between its forward and its backward."""
+
+    KEEP = "keep"
+    """Everything that autograd saves."""
+    LAYERS = "layers"
+    """The inputs of the layers; each layer's forward runs again in the backward."""
+    RECOMPUTE = "recompute"
+    """Nothing; the whole forward runs again right before the backward."""
 
 
 # coordinator -> prefix: run the prompts' prefix once, together. The actor's keeps its graph and writes K, V and the
@@ -68,6 +81,9 @@ class PrefixForward(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Private memory: the reference's K/V, or the actor's activations."""
     kv: SegmentRef | None
     """Segment for the actor's K/V and their gradients (`rollplex.layout.kv`); None for the reference."""
+    activations: Activations = Activations.KEEP
+    share: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
+    """Share of the device's multiprocessors that this work keeps to: less than all while a rollout decodes."""
 
 
 # prefix -> coordinator
@@ -113,6 +129,8 @@ class PrefixBackward(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     step: Count
     version: Count
     unit: Count
+    workspace: LeaseRef | None = None
+    """Private memory for what this instruction computes again; None if everything was kept."""
 
 
 # prefix -> coordinator

@@ -52,11 +52,35 @@ class Sampling(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     samples. Empty is off."""
 
 
+class EngineSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which engine samples, and how large it may become. Numbers other than the name are for engines that keep a pool
+    of K/V for the whole run; 0 where they do not apply."""
+
+    name: Name = "transformers"
+    """transformers, sglang or replay."""
+    kv_tokens: Count = 0
+    """Tokens that the pool of K/V holds."""
+    max_running: Count = 0
+    """Responses decoded at the same time, at most."""
+    context_tokens: Count = 0
+    """Longest prompt with its response."""
+    prefill_tokens: Count = 0
+    """Tokens of one prefill step."""
+    private_bytes: Count = 0
+    """Private memory of the engine's process beside the pool: more is refused by its allocator. 0: no limit."""
+    decode_share: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
+    """Share of the device's multiprocessors that decoding keeps to."""
+    seed: Count = 0
+    replay: Name = ""
+    """For the replay engine: file of recorded responses."""
+
+
 # coordinator -> rollout, once: map the weights. Answer: Loaded.
 class LoadRollout(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     cause: Count
     model: ModelSpec
     actor: SegmentRef
+    engine: EngineSpec = EngineSpec()
 
 
 # coordinator -> rollout: sample these prompts together, in this one decode batch, from exactly `version`.

@@ -110,6 +110,8 @@ class LoadTrainer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     algorithm: Algorithm
     optimizer: Optimizer
     restore: Restore | None = None
+    private_bytes: Count = 0
+    """Private memory of this process, at most; its allocator refuses more. 0: no limit."""
 
 
 # coordinator -> trainer: forward and backward of these groups' suffixes, together, against the prefix K/V in `kv`;
