@@ -159,3 +159,24 @@ def test_segments_come_and_go_without_leaking(counter: Counter, memory: int) -> 
     for number in (47, 48, 49):
         counter.segments.detach(number)
     assert counter.open_files() == before
+
+
+def test_a_descriptor_comes_without_a_mapping_and_is_not_fetched_again_for_one(counter: Counter, memory: int) -> None:
+    before = counter.open_files()
+    counter.answer((described(), (memory,)))
+    fd = counter.segments.descriptor(REF)
+    assert counter.open_files() == before + 1
+    assert counter.segments.attached == {}
+    counter.segments.attach(REF)
+    assert counter.segments.descriptor(REF) == fd
+    assert counter.asked == [7]
+    counter.segments.detach(7)
+    assert counter.open_files() == before
+
+
+def test_a_descriptor_that_was_never_mapped_is_closed_by_detach(counter: Counter, memory: int) -> None:
+    before = counter.open_files()
+    counter.answer((described(), (memory,)))
+    counter.segments.descriptor(REF)
+    counter.segments.detach(7)
+    assert counter.open_files() == before

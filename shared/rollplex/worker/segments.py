@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+from pathlib import Path
 
 from rollplex.errors import SegmentError
 from rollplex.memory.fds import recv, send
@@ -23,12 +24,15 @@ FETCH_DEADLINE_S = 10.0
 class Segments:
     """Maps segments by reference, each once; `detach` when the lease ends. Used by one thread only."""
 
-    def __init__(self, stream: socket.socket, backend: Backend, run_id: str) -> None:
+    def __init__(self, stream: socket.socket, backend: Backend, run_id: str, run_dir: Path | None = None) -> None:
         self.run_id = run_id
         """Of the run that this process belongs to: what a weights header must say."""
+        self.run_dir = run_dir
+        """Where this process may make sockets of its own; None where there is no run."""
         self._stream = stream
         self._backend = backend
         self._mapped: dict[int, tuple[int, Mapping]] = {}
+        self._unmapped: dict[int, int] = {}
 
     def attach(self, ref: SegmentRef) -> Mapping:
         """The mapping of `ref`, fetched from the holder on first use.
@@ -39,7 +43,8 @@ class Segments:
         """
         if ref.segment in self._mapped:
             return self._mapped[ref.segment][1]
-        fd = self._fetch(ref)
+        fd = self.descriptor(ref)
+        del self._unmapped[ref.segment]
         try:
             mapping = self._backend.map(fd, ref.size_bytes)
         except SegmentError:
@@ -48,8 +53,22 @@ class Segments:
         self._mapped[ref.segment] = (fd, mapping)
         return mapping
 
+    def descriptor(self, ref: SegmentRef) -> int:
+        """The descriptor of `ref`, fetched on first use and open until `detach`; nothing is mapped here. For a process
+        of this worker's own that maps it instead.
+
+        Raises:
+            SegmentError: the holder has no such segment, or it is not what `ref` says.
+            CoordinatorGone: its stream has ended.
+        """
+        if ref.segment in self._mapped:
+            return self._mapped[ref.segment][0]
+        if ref.segment not in self._unmapped:
+            self._unmapped[ref.segment] = self._fetch(ref)
+        return self._unmapped[ref.segment]
+
     def detach(self, segment: int) -> None:
-        """Unmap a segment and close its descriptor; nothing happens if it is not mapped.
+        """Unmap a segment and close its descriptor; nothing happens if neither is here.
 
         Raises:
             SegmentError: a tensor over it is still alive; it stays mapped.
@@ -59,6 +78,8 @@ class Segments:
             mapping.close()
             del self._mapped[segment]
             os.close(fd)
+        elif segment in self._unmapped:
+            os.close(self._unmapped.pop(segment))
 
     @property
     def attached(self) -> dict[int, int]:
