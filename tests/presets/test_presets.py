@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,32 @@ from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
 from rollplex.errors import ConfigError
+from rollplex.layout.parameters import parameter_table
 from rollplex.layout.shape import media_ids, read_shape
-from rollplex.presets import PRESETS, SPECIAL_TOKENS, TINY_GPU, write_preset
+from rollplex.layout.weight_files import placed
+from rollplex.presets import PRESETS, QWEN_3B, SPECIAL_TOKENS, TINY_GPU, preset_named, write_model, write_preset
 from rollplex.presets.__main__ import main
-from rollplex.presets.weights import MATRIX_STD
+from rollplex.presets.architecture import model_config
+from rollplex.presets.tokenizer import build_tokenizer, token_ids
+from rollplex.presets.weights import pieces
 
-NAMES = sorted(PRESETS)
+NAMES = sorted(name for name, preset in PRESETS.items() if preset.dtype == "float32")
+MATRIX_STD = 0.12
+SHRUNK = replace(
+    QWEN_3B,
+    vocab=1024,
+    hidden=256,
+    layers=3,
+    heads=2,
+    kv_heads=1,
+    intermediate=344,
+    vision_depth=4,
+    vision_hidden=80,
+    vision_heads=1,
+    vision_intermediate=107,
+    vision_full=(0, 3),
+)
+"""Few of everything, in the form of the large one: tied, bfloat16, in several files, heads of 128 and 80, an odd MLP."""
 MESSAGES = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "which digit is this"}]}]
 TEXTS = ["which digit is this", " three, seven\n\n  and  é😀 don't 1234", "<|im_start|>user\nx<|im_end|>", "a\r\n b"]
 
@@ -195,8 +217,81 @@ def test_writing_over_a_folder_replaces_its_files(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "config.json").read_text())["hidden_size"] == 64
 
 
+def test_the_3b_shape_is_the_published_one(tmp_path: Path) -> None:
+    tokenizer = build_tokenizer(QWEN_3B.words)  # its ids fit too, and are there sooner
+    (tmp_path / "config.json").write_text(json.dumps(model_config(QWEN_3B, token_ids(tokenizer))))
+    shape = read_shape(tmp_path)
+    table = parameter_table(shape, dtype=QWEN_3B.dtype, freeze_vision=False)
+    assert sum(prod(piece.hf_shape) for piece in pieces(table)) == QWEN_3B.num_parameters
+    assert (shape.head_dim, shape.mrope_section, shape.rope_theta, shape.tied) == (128, (16, 24, 24), 1e6, True)
+    assert (shape.vision.head_dim, shape.vision.full_attention_blocks) == (80, (7, 15, 23, 31))
+    assert table.total_bytes > 7.5e9
+
+
+def test_a_vocabulary_larger_than_the_page_gives_words_for_has_a_token_for_every_id() -> None:
+    tokenizer = build_tokenizer(151_936, 512)
+    assert tokenizer.get_vocab_size() == 151_936
+    ids = token_ids(tokenizer)
+    assert ids.video == 151_935
+    assert tokenizer.decode([498, 151_921]) == " w498 w151921"
+    assert tokenizer.encode(" w498").ids == build_tokenizer(512).encode(" w498").ids
+    assert all(tokenizer.id_to_token(number) for number in range(0, 151_936, 97))
+
+
+@pytest.fixture(scope="module")
+def shrunk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(SHRUNK, tmp_path_factory.mktemp("shrunk"), seed=1, shard_bytes=700_000)
+
+
+def test_a_preset_in_bfloat16_is_written_in_several_files_that_transformers_opens(shrunk: Path) -> None:
+    import torch
+    from transformers import Qwen2_5_VLForConditionalGeneration
+
+    assert len(list(shrunk.glob("model-*.safetensors"))) > 2
+    model, report = Qwen2_5_VLForConditionalGeneration.from_pretrained(
+        shrunk, output_loading_info=True, dtype=torch.bfloat16
+    )
+    assert not any(report.values()), report
+    assert model.lm_head.weight is model.model.language_model.embed_tokens.weight
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([[1, 2, 3, 700]]), use_cache=False).logits.float()
+    assert torch.isfinite(logits).all()
+    assert logits.std() > 0.05
+
+
+def test_a_preset_in_bfloat16_has_normal_matrices_norms_of_one_and_the_same_bytes_again(
+    shrunk: Path, tmp_path: Path
+) -> None:
+    import torch
+    from safetensors.torch import load_file as load_tensors
+
+    again = write_model(SHRUNK, tmp_path, seed=1, shard_bytes=700_000)
+    table = parameter_table(read_shape(shrunk), dtype="bfloat16", freeze_vision=False)
+    found = 0
+    for file in placed(table, shrunk):
+        assert (again / file.name).read_bytes() == file.read_bytes()
+        for name, value in load_tensors(file).items():
+            found += value.numel()
+            assert value.dtype == torch.bfloat16
+            if value.dim() == 1:
+                assert (value == (0 if name.endswith(".bias") else 1)).all(), name
+            else:
+                assert abs(float(value.double().std()) / 0.02 - 1) < 5 / (2 * value.numel()) ** 0.5 + 0.002, name
+    assert found == sum(prod(piece.hf_shape) for piece in pieces(table))
+
+
+def test_a_folder_of_one_file_takes_the_place_of_one_of_several(tmp_path: Path) -> None:
+    write_model(SHRUNK, tmp_path, shard_bytes=700_000)
+    write_preset("tiny", tmp_path)
+    assert [file.name for file in tmp_path.glob("*.safetensors*")] == ["model.safetensors"]
+
+
+def test_presets_are_found_by_name() -> None:
+    assert preset_named("qwen2.5-vl-3b") is QWEN_3B
+
+
 def test_an_unknown_preset_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="tiny or tiny-gpu"):
+    with pytest.raises(ConfigError, match="tiny or tiny-gpu or small or qwen"):
         write_preset("huge", tmp_path / "x")
     assert not (tmp_path / "x").exists()
 

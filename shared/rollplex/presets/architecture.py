@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from rollplex.presets.tokenizer import TokenIds
 
 PATCH: Final = 14
 MERGE: Final = 2
 TEMPORAL_PATCH: Final = 2
-MAX_TOKENS: Final = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +31,20 @@ class Preset:
     vision_intermediate: int
     num_parameters: int
     """Stated here, and checked against what transformers counts by a test."""
+    max_tokens: int = 4096
+    """Longest prompt with its response."""
+    vision_full: tuple[int, ...] = ()
+    """Blocks of the tower that attend over a whole picture; empty: the last one."""
+    tied: bool = False
+    """The embedding is the output layer too."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the weights in the folder."""
+    std: float = 0.12
+    """Of the numbers of fresh matrices. 0.12 is about 1 / sqrt(64): with transformers' 0.02 a small model hardly
+    learns."""
+    words: int = 0
+    """Ids that the tokenizer makes out of texts, its special ones included; 0: all of `vocab`. The others are tokens
+    that no text becomes, so that a vocabulary can be larger than what a page of text gives merges for."""
 
 
 TINY: Final = Preset(
@@ -82,7 +95,29 @@ SMALL: Final = Preset(
     vision_intermediate=256,
     num_parameters=4_256_000,
 )
-PRESETS: Final = {preset.name: preset for preset in (TINY, TINY_GPU, SMALL)}
+QWEN_3B: Final = Preset(
+    name="qwen2.5-vl-3b",
+    purpose="benches on a GPU: the sizes of the published Qwen2.5-VL-3B, with fresh weights in bfloat16 (7.5 GB)",
+    vocab=151_936,
+    hidden=2048,
+    layers=36,
+    heads=16,
+    kv_heads=2,
+    intermediate=11_008,
+    mrope_section=(16, 24, 24),
+    vision_depth=32,
+    vision_hidden=1280,
+    vision_heads=16,
+    vision_intermediate=3420,
+    num_parameters=3_754_622_976,
+    max_tokens=32_768,
+    vision_full=(7, 15, 23, 31),
+    tied=True,
+    dtype="bfloat16",
+    std=0.02,
+    words=512,
+)
+PRESETS: Final = {preset.name: preset for preset in (TINY, TINY_GPU, SMALL, QWEN_3B)}
 
 
 def model_config(preset: Preset, ids: TokenIds) -> dict[str, object]:
@@ -90,7 +125,7 @@ def model_config(preset: Preset, ids: TokenIds) -> dict[str, object]:
     return {
         "architectures": ["Qwen2_5_VLForConditionalGeneration"],
         "model_type": "qwen2_5_vl",
-        "torch_dtype": "float32",
+        "torch_dtype": preset.dtype,
         "bos_token_id": ids.padding,
         "eos_token_id": ids.end_of_turn,
         "pad_token_id": ids.padding,
@@ -105,16 +140,16 @@ def model_config(preset: Preset, ids: TokenIds) -> dict[str, object]:
         "num_attention_heads": preset.heads,
         "num_key_value_heads": preset.kv_heads,
         "num_hidden_layers": preset.layers,
-        "max_position_embeddings": MAX_TOKENS,
+        "max_position_embeddings": preset.max_tokens,
         "max_window_layers": preset.layers,
         "rms_norm_eps": 1e-6,
         "rope_theta": 1_000_000.0,
         "rope_scaling": {"type": "mrope", "mrope_section": list(preset.mrope_section)},
-        "sliding_window": MAX_TOKENS,
+        "sliding_window": preset.max_tokens,
         "use_sliding_window": False,
         "attention_dropout": 0.0,
         "initializer_range": 0.02,
-        "tie_word_embeddings": False,
+        "tie_word_embeddings": preset.tied,
         "use_cache": True,
         "vocab_size": preset.vocab,
         "vision_config": _vision_config(preset),
@@ -138,7 +173,7 @@ def _vision_config(preset: Preset) -> dict[str, object]:
         "temporal_patch_size": TEMPORAL_PATCH,
         "tokens_per_second": 2,
         "window_size": 112,
-        "fullatt_block_indexes": [preset.vision_depth - 1],
+        "fullatt_block_indexes": list(preset.vision_full or (preset.vision_depth - 1,)),
     }
 
 

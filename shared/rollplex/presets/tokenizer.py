@@ -1,6 +1,7 @@
 """The tokenizer of the presets: a byte-level BPE in Qwen2.5-VL's form, trained on a page of text. Knows no model.
 
-The ids are those of the vocabulary's size exactly: no id is without a token, so none decodes to nothing.
+The ids are those of the vocabulary's size exactly: no id is without a token, so none decodes to nothing. A vocabulary
+larger than the page gives merges for is filled up with tokens that no text becomes; they decode to " w512", " w513", ….
 """
 
 from __future__ import annotations
@@ -90,10 +91,13 @@ class TokenIds:
     padding: int
 
 
-def build_tokenizer(vocab: int) -> Tokenizer:
+def build_tokenizer(vocab: int, words: int = 0) -> Tokenizer:
     """Train the tokenizer so that it has exactly `vocab` ids; the same each time.
 
-    The text above gives merges for a vocabulary of up to about 900 ids.
+    Args:
+        vocab: all ids.
+        words: of them those that texts become, special ones included; 0: all. The text above gives merges for up to
+            about 900.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
@@ -106,15 +110,25 @@ def build_tokenizer(vocab: int) -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab - len(SPECIAL_TOKENS),
+        vocab_size=(words or vocab) - len(SPECIAL_TOKENS),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(_TEXT.splitlines(keepends=True), trainer)
+    if words and words < vocab:
+        tokenizer = _filled(tokenizer, vocab - len(SPECIAL_TOKENS))
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
     size = tokenizer.get_vocab_size()
     assert size == vocab, f"the text gives {size} of {vocab} ids"
     return tokenizer
+
+
+def _filled(tokenizer: Tokenizer, size: int) -> Tokenizer:
+    """The same with tokens up to `size` that no merge leads to."""
+    content = json.loads(tokenizer.to_str())
+    words = content["model"]["vocab"]
+    words |= {f"\u0120w{number}": number for number in range(len(words), size)}  # U+0120 is the alphabet's space
+    return Tokenizer.from_str(json.dumps(content))
 
 
 def token_ids(tokenizer: Tokenizer) -> TokenIds:
