@@ -12,7 +12,7 @@ from rollplex.bench.folder import Made
 from rollplex.bench.lengths import Lengths
 from rollplex.bench.machine import Machine, Software
 from rollplex.bench.rows import Row
-from rollplex.bench.workload import Workload, write_workload
+from rollplex.bench.workload import Wanted, Workload, write_workload
 
 MakeRow = Callable[..., Row]
 
@@ -23,7 +23,7 @@ def workload(tmp_path_factory: pytest.TempPathFactory) -> Workload:
     lengths = Lengths(shortest=3, longest=9)
     folder = tmp_path_factory.mktemp("workload")
     return write_workload(
-        folder, vision_tokens=6, text_tokens=11, lengths=lengths, group_size=3, prompts=2, preset="tiny"
+        folder, Wanted(vision_tokens=6, text_tokens=11, lengths=lengths, group_size=3, prompts=2, preset="tiny")
     )
 
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from rollplex.bench.facts import read_facts
+from rollplex.bench.layouts import mixed_layouts, mostly_vision, video_layout
 from rollplex.bench.lengths import Lengths, parse_lengths
-from rollplex.bench.pictures import picture_size, pictures
+from rollplex.bench.pictures import Album, picture_size, pictures, save
 from rollplex.bench.rewards import spread
-from rollplex.bench.workload import Workload, question, write_workload
+from rollplex.bench.workload import Wanted, Workload, question, write_workload
 from rollplex.cli.app import run
 from rollplex.config import load
 from rollplex.config.wire import data_sources
@@ -93,7 +95,8 @@ def test_a_fingerprint_changes_with_the_data_and_with_the_model(tmp_path: Path) 
     prints = []
     for text_tokens, preset in ((11, "tiny"), (12, "tiny"), (11, "tiny-gpu")):
         written = write_workload(
-            tmp_path, vision_tokens=4, text_tokens=text_tokens, lengths=SPREAD, group_size=3, prompts=2, preset=preset
+            tmp_path,
+            Wanted(vision_tokens=4, text_tokens=text_tokens, lengths=SPREAD, group_size=3, prompts=2, preset=preset),
         )
         prints.append(read_facts(load(written.config), first=0, end=1)[1:])
     assert prints[0][0] != prints[1][0]
@@ -101,7 +104,7 @@ def test_a_fingerprint_changes_with_the_data_and_with_the_model(tmp_path: Path) 
 
 
 def test_the_same_arguments_give_the_same_bytes(workload: Workload, tmp_path: Path) -> None:
-    write_workload(tmp_path, vision_tokens=6, text_tokens=11, lengths=SPREAD, group_size=3, prompts=2, preset="tiny")
+    write_workload(tmp_path, _wanted(vision_tokens=6))
     folder = workload.config.parent
     names = [file.relative_to(folder) for file in folder.rglob("*") if file.is_file()]
     assert len(names) > 10
@@ -129,8 +132,87 @@ def test_without_scikit_learn_the_error_says_what_to_install(monkeypatch: pytest
 
 
 def test_crops_go_on_being_different() -> None:
-    seen = {picture.tobytes() for picture in pictures(40, 56, 84)}
-    assert len(seen) == 40
+    seen = {picture.tobytes() for picture in pictures(300, 28, 56)}
+    assert len(seen) == 300
+
+
+def test_large_pictures_are_jpegs_because_they_decode_faster(tmp_path: Path) -> None:
+    album = Album()
+    assert save(album.picture(0, 1024, 1024), tmp_path, "a") == "a.png"
+    assert save(album.picture(0, 1028, 1024), tmp_path, "b") == "b.jpg"
+    assert (tmp_path / "b.jpg").read_bytes().startswith(b"\xff\xd8")
+
+
+def test_rows_of_mixed_pictures_have_one_length_several_sizes_and_sometimes_several_pictures(tmp_path: Path) -> None:
+    written = write_workload(tmp_path, _wanted(prompt_tokens=200, mixed=True, prompts=5, steps=2))
+    source = _source(written)
+    checked = source.check()
+    assert checked.num_rows == 10
+    tokens, grids = zip(*[_media(source, number) for number in range(5)], strict=True)
+    assert tokens == (200,) * 5
+    assert [len(one) for one in grids] == [1, 1, 1, 2, 4]
+    square, wide, tall = (one[0] for one in grids[:3])
+    assert abs(square[0] - square[1]) <= 2
+    assert wide[1] > 1.8 * wide[0]
+    assert tall[0] > 2.5 * tall[1]
+    assert grids[3][0] != grids[3][1]
+    vision = [sum(height * width // 4 for height, width in one) for one in grids]
+    assert min(vision) > 0.75 * 160
+    assert max(vision) <= 160
+    assert read_facts(load(written.config), first=0, end=2)[0].vision_tokens == pytest.approx(written.vision_tokens)
+    assert written.vision_tokens == pytest.approx(sum(vision) / 5)
+
+
+def test_a_row_with_a_video_has_all_its_frames_in_one_medium(tmp_path: Path) -> None:
+    written = write_workload(tmp_path, _wanted(prompt_tokens=120, video_frames=6, prompts=1, steps=2))
+    source = _source(written)
+    source.check()
+    tokens, (grid,) = _media(source, 1)
+    assert tokens == written.prompt_tokens == 120
+    prepared = source.prepare(1)
+    assert prepared.media[0].grid.frames == 3
+    assert 3 * grid[0] * grid[1] // 4 == written.vision_tokens > 60
+    assert len(list((tmp_path / "images").iterdir())) == 12
+    video = read_shape(tmp_path / "model").video_id
+    assert int((prepared.prompt.ids == video).sum()) == written.vision_tokens
+
+
+@pytest.mark.parametrize("prompt_tokens", [512, 4096, 8192])
+def test_prompts_of_a_given_length_are_of_vision_tokens_mostly(prompt_tokens: int) -> None:
+    vision = mostly_vision(prompt_tokens)
+    assert 0.9 * prompt_tokens < vision <= prompt_tokens - 40
+    layouts = (*mixed_layouts(vision), video_layout(vision, 16, 2))
+    for layout in layouts:
+        per_group = [width * height for width, height in layout.sizes]
+        total = sum(per_group) // (2 if layout.video else 1)
+        assert 0.9 * vision < total <= vision
+
+
+def test_mixed_pictures_without_a_length_and_media_without_room_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--prompt-tokens with --mixed"):
+        write_workload(tmp_path, _wanted(vision_tokens=64, mixed=True))
+    with pytest.raises(ConfigError, match="no room for a question"):
+        write_workload(tmp_path, _wanted(vision_tokens=64, prompt_tokens=70))
+    with pytest.raises(ConfigError, match="pictures or a video"):
+        write_workload(tmp_path, _wanted(prompt_tokens=200, mixed=True, video_frames=4))
+
+
+def test_a_workload_for_a_gpu_asks_for_sglang_and_bfloat16(tmp_path: Path) -> None:
+    config = load(write_workload(tmp_path, _wanted(vision_tokens=6, device="cuda")).config)
+    assert (config.device.kind, config.model.dtype, config.rollout.engine) == ("cuda", "bfloat16", "sglang")
+    assert config.memory.prefix_activations == "recompute"
+
+
+def test_a_long_tail_has_its_mean_and_its_longest_and_half_of_it_is_short() -> None:
+    lengths = parse_lengths("tail:512:2048")
+    found = lengths.of(512)
+    assert sum(found) / 512 == pytest.approx(512, rel=0.002)
+    assert max(found) == 2048
+    assert min(found) >= 1
+    assert sorted(found)[256] < 0.75 * 512
+    assert list(found) != sorted(found)
+    assert found == lengths.of(512)
+    assert lengths.text == "tail:512:2048"
 
 
 @pytest.mark.parametrize("count", [1, 2, 16, 17, 100, 300])
@@ -150,7 +232,7 @@ def test_a_spread_of_lengths_reaches_both_ends_evenly_in_no_order() -> None:
     assert parse_lengths("32").of(16) == (32,)
 
 
-@pytest.mark.parametrize("text", ["", "0", "48:16", "1:", "a", "3:4:5", "-1", "1.5"])
+@pytest.mark.parametrize("text", ["", "0", "48:16", "1:", "a", "3:4:5", "-1", "1.5", "tail:9:9", "tail:1:5", "tail:5"])
 def test_lengths_that_cannot_be_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="--response"):
         parse_lengths(text)
@@ -158,15 +240,7 @@ def test_lengths_that_cannot_be_are_refused(text: str) -> None:
 
 def test_prompts_that_the_model_cannot_take_are_refused_before_pictures_are_written(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="longer than the model takes"):
-        write_workload(
-            tmp_path,
-            vision_tokens=4000,
-            text_tokens=9,
-            lengths=Lengths(shortest=90, longest=90),
-            group_size=2,
-            prompts=1,
-            preset="tiny",
-        )
+        write_workload(tmp_path, _wanted(vision_tokens=4000, lengths=Lengths(shortest=90, longest=90)))
     assert not (tmp_path / "images").exists()
 
 
@@ -205,6 +279,17 @@ def test_the_command_refuses_an_unknown_preset_with_code_two(
 ) -> None:
     assert run(["bench", "workload", str(tmp_path), "--preset", "huge"]) == 2
     assert "There is no such preset" in capsys.readouterr().err
+
+
+def _media(source: Source, number: int) -> tuple[int, list[tuple[int, int]]]:
+    """Tokens of a row's prompt, and height and width in patches of each medium."""
+    prepared = source.prepare(number)
+    return len(prepared.prompt.ids), [(patches.grid.height, patches.grid.width) for patches in prepared.media]
+
+
+def _wanted(**given: Any) -> Wanted:
+    values = {"text_tokens": 11, "lengths": SPREAD, "group_size": 3, "prompts": 2, "preset": "tiny"}
+    return Wanted(**{**values, **given})
 
 
 def _written(config: Path) -> Workload:

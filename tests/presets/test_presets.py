@@ -39,7 +39,7 @@ SHRUNK = replace(
     vision_intermediate=107,
     vision_full=(0, 3),
 )
-"""Few of everything, in the form of the large one: tied, bfloat16, in several files, heads of 128 and 80, an odd MLP."""
+"""Few of everything, in the form of the large one: tied, bfloat16, several files, heads of 128 and 80, an odd MLP."""
 MESSAGES = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "which digit is this"}]}]
 TEXTS = ["which digit is this", " three, seven\n\n  and  é😀 don't 1234", "<|im_start|>user\nx<|im_end|>", "a\r\n b"]
 
@@ -248,9 +248,8 @@ def test_a_preset_in_bfloat16_is_written_in_several_files_that_transformers_open
     from transformers import Qwen2_5_VLForConditionalGeneration
 
     assert len(list(shrunk.glob("model-*.safetensors"))) > 2
-    model, report = Qwen2_5_VLForConditionalGeneration.from_pretrained(
-        shrunk, output_loading_info=True, dtype=torch.bfloat16
-    )
+    models: Any = Qwen2_5_VLForConditionalGeneration
+    model, report = models.from_pretrained(shrunk, output_loading_info=True, dtype=torch.bfloat16)
     assert not any(report.values()), report
     assert model.lm_head.weight is model.model.language_model.embed_tokens.weight
     with torch.no_grad():

@@ -52,11 +52,7 @@ def read_facts(config: Config, *, first: int, end: int) -> tuple[Facts, str, str
         rows_of_step(step, data.prompts_per_iteration, good, seed=config.run.seed, shuffle=data.shuffle)
         for step in range(first, end)
     ]
-    sizes: dict[int, tuple[int, int]] = {}
-    for row in {row for rows in steps for row in rows}:
-        prepared = source.prepare(row)
-        vision = sum(patches.grid.tokens(shape.vision.merge) for patches in prepared.media)
-        sizes[row] = (len(prepared.prompt.ids), vision)
+    sizes = {row: source.counted(row) for rows in steps for row in rows}
     table = parameter_table(shape, dtype=config.model.dtype, freeze_vision=config.model.freeze_vision)
     facts = Facts(
         prompts=data.prompts_per_iteration,

@@ -1,13 +1,14 @@
 """Real photographs at a size that gives an exact number of vision tokens. Knows no rows and no models but their rules.
 
 The pixels are those of scikit-learn's two sample photographs (the extra `bench`), another crop for every picture,
-scaled to its size.
+scaled to its size; the crops come again mirrored and turned before they become very small.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,21 @@ from rollplex.data.patches import MAX_RATIO, image_grid
 from rollplex.data.processor import PixelRules
 from rollplex.errors import ConfigError, DataError
 
+LARGE_PIXELS = 2**20
 _STEPS = 5
 """Crops of one size along a photograph's diagonal."""
 _PART = 0.85
 """Of the photograph's height or width, whichever limits: less than 1, so that every ratio has room to move."""
+
+
+_CROPS = 20
+_TURNS = (
+    None,
+    Image.Transpose.FLIP_LEFT_RIGHT,
+    Image.Transpose.FLIP_TOP_BOTTOM,
+    Image.Transpose.ROTATE_180,
+)
+"""Those that keep width and height."""
 
 
 def picture_size(vision_tokens: int, rules: PixelRules) -> tuple[int, int]:
@@ -51,10 +63,39 @@ def pictures(num_pictures: int, width: int, height: int) -> Iterator[Image.Image
     Raises:
         DataError: scikit-learn is not installed.
     """
-    photographs = _photographs()
-    for number in range(num_pictures):
-        photograph = photographs[number % len(photographs)]
-        yield _crop(photograph, number // len(photographs), width, height)
+    album = Album()
+    return (album.picture(number, width, height) for number in range(num_pictures))
+
+
+class Album:
+    """Pictures by number: other numbers, other pixels.
+
+    Raises:
+        DataError: scikit-learn is not installed.
+    """
+
+    def __init__(self) -> None:
+        self._photographs = _photographs()
+
+    def picture(self, number: int, width: int, height: int) -> Image.Image:
+        """One picture of mode RGB."""
+        photographs = self._photographs
+        number, which = divmod(number, len(photographs))
+        deeper, crop = divmod(number, _CROPS * len(_TURNS))
+        picture = _crop(photographs[which], deeper * _CROPS + crop % _CROPS, width, height)
+        turn = _TURNS[crop // _CROPS]
+        return picture if turn is None else picture.transpose(turn)
+
+
+def save(picture: Image.Image, folder: Path, name: str) -> str:
+    """Write a picture: PNG, or JPEG above a megapixel, which decodes several times as fast. Returns the file's name."""
+    if picture.width * picture.height > LARGE_PIXELS:
+        file = f"{name}.jpg"
+        picture.save(folder / file, quality=90)
+    else:
+        file = f"{name}.png"
+        picture.save(folder / file)
+    return file
 
 
 def _crop(photograph: Image.Image, number: int, width: int, height: int) -> Image.Image:

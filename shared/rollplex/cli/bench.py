@@ -1,19 +1,28 @@
-"""`rollplex bench schedules`: from arguments to the bench, and from its result to what is printed and the exit code."""
+"""`rollplex bench schedules` and `bench workload`: from arguments to the bench, and from its result to what is printed
+and the exit code."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+import msgspec
+
+from rollplex.bench.lengths import parse_lengths
 from rollplex.bench.nodes import Job, StoppedError, run_row
 from rollplex.bench.plot import check_plot, write_plot
 from rollplex.bench.report import report
 from rollplex.bench.rows import Row, choose_modes
 from rollplex.bench.schedules import Plan, run_schedules
+from rollplex.bench.workload import Wanted, write_workload
 from rollplex.cli.output import say
 from rollplex.cli.start import fresh, timestamp
+from rollplex.errors import ConfigError
 
 EXIT_FAILED = 1
+VISION_TOKENS = 576
+"""Of a workload that is not told otherwise."""
 
 
 def bench_schedules(
@@ -70,3 +79,28 @@ def bench_schedules(
         write_plot(result, plot)
         say(f"drawn in {plot}")
     return 0 if result.exact else EXIT_FAILED
+
+
+def bench_workload(folder: Path, *, response: str, device: str, **given: Any) -> None:
+    """Write a workload and say what it is.
+
+    Args:
+        response: as `parse_lengths` takes it.
+        device: host or cuda.
+        given: what else `Wanted` has.
+
+    Raises:
+        ConfigError: an unknown device, and as `write_workload`, whose other errors come out too.
+    """
+    if device not in ("host", "cuda"):
+        raise ConfigError("There is no such device", got=repr(device), needed="host or cuda", where="--device")
+    wanted = Wanted(lengths=parse_lengths(response), device="cuda" if device == "cuda" else "host", **given)
+    if not wanted.vision_tokens and not wanted.prompt_tokens:
+        wanted = msgspec.structs.replace(wanted, vision_tokens=VISION_TOKENS)
+    written = write_workload(folder, wanted)
+    say(
+        f"{written.prompts} prompts x {written.group_size} responses an iteration; P = {written.prompt_tokens} prompt "
+        f"tokens, {written.vision_tokens:.5g} of them vision; R = {written.lengths.text}; sharing's ceiling in "
+        f"token-forwards, for scoring and training: {written.token_ceiling:.2f}x"
+    )
+    say(str(written.config))

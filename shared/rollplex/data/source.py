@@ -81,6 +81,10 @@ class Source:
         self._checker.forget()
         return self._checked(digest.hexdigest(), reasons, noticed.marks())
 
+    def counted(self, number: int) -> tuple[int, int]:
+        """Tokens of a good row's prompt, and of them those that stand for media, as the check counted them."""
+        return int(self._tokens[number]), int(self._media_rows[number]) // self._rules.image.merge**2
+
     def prepare(self, number: int) -> Prepared:
         """Decode, patch and tokenize one row.
 

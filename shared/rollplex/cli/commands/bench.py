@@ -62,38 +62,47 @@ def schedules(
 def workload(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to write it; made if it is not there.")],
     *,
-    vision_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Of each prompt's picture.")] = 576,
+    vision_tokens: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Of each prompt's pictures. Default: 576, or of --prompt-tokens.")
+    ] = 0,
     text_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Of each prompt's question.")] = 16,
+    prompt_tokens: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Of each prompt in all: the question fills up.")
+    ] = 0,
+    mixed: Annotated[bool, typer.Option("--mixed", help="Several sizes of pictures; in some rows several.")] = False,
+    video: Annotated[int, typer.Option(min=0, metavar="FRAMES", help="A video in each row, not a picture.")] = 0,
     response: Annotated[
-        str, typer.Option(metavar="N[:M]", help="Tokens of each response, or the shortest and the longest.")
+        str,
+        typer.Option(metavar="R", help="Tokens of a response: 32, from 16:48, or tail:512:2048 (mean and longest)."),
     ] = "32",
     group_size: Annotated[int, typer.Option(min=2, metavar="N", help="Responses of each prompt.")] = 8,
     prompts: Annotated[int, typer.Option(min=1, metavar="N", help="Prompts of each iteration.")] = 2,
-    preset: Annotated[str, typer.Option(metavar="NAME", help="The model: tiny, tiny-gpu or small.")] = "small",
+    steps: Annotated[int, typer.Option(min=1, metavar="N", help="Iterations with rows of their own.")] = 4,
+    preset: Annotated[str, typer.Option(metavar="NAME", help="The model: small, tiny, tiny-gpu, qwen2.5-vl-3b.")] = (
+        "small"
+    ),
+    device: Annotated[str, typer.Option(metavar="host|cuda", help="What it is to run on.")] = "host",
 ) -> None:
     """Write a workload for it; run nothing.
 
     A model, real pictures, and a configuration, with exactly known token counts.
     """
-    from rollplex.bench.lengths import parse_lengths  # noqa: PLC0415 - help stays quick
-    from rollplex.bench.workload import write_workload  # noqa: PLC0415
-    from rollplex.cli.output import say  # noqa: PLC0415
+    from rollplex.cli.bench import bench_workload  # noqa: PLC0415 - help stays quick
 
-    written = write_workload(
+    bench_workload(
         folder,
+        response=response,
+        device=device,
         vision_tokens=vision_tokens,
         text_tokens=text_tokens,
-        lengths=parse_lengths(response),
+        prompt_tokens=prompt_tokens,
+        mixed=mixed,
+        video_frames=video,
         group_size=group_size,
         prompts=prompts,
+        steps=steps,
         preset=preset,
     )
-    say(
-        f"{prompts} prompts x {group_size} responses an iteration; P = {written.prompt_tokens} prompt tokens, "
-        f"{written.vision_tokens} of them vision; R = {written.lengths.text}; sharing's ceiling in token-forwards, "
-        f"for scoring and training: {written.token_ceiling:.2f}x"
-    )
-    say(str(written.config))
 
 
 @bench.command()
