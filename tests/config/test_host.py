@@ -66,6 +66,14 @@ def test_the_budget_is_half_of_the_host_unless_it_is_given(make: Callable[..., C
     assert budget_bytes(make(memory={"budget": "2GiB"}), 8 * GIB) == GIB
 
 
+def test_on_a_gpu_the_budget_is_all_that_is_free_and_the_overhead_that_of_contexts(make: Callable[..., Config]) -> None:
+    cuda = {"kind": "cuda"}
+    assert budget_bytes(make(device=cuda), 139 * GIB) == 131 * GIB
+    assert budget_bytes(make(device=cuda, memory={"budget": "20GiB", "overhead": "1GiB"}), 139 * GIB) == 19 * GIB
+    with pytest.raises(ConfigError, match="less memory free.*got 143360 MiB of memory.budget, 142336 MiB free"):
+        budget_bytes(make(device=cuda, memory={"budget": "140GiB"}), 139 * GIB)
+
+
 def test_a_host_too_small_for_the_overhead_is_refused(make: Callable[..., Config]) -> None:
     with pytest.raises(ConfigError, match="leaves nothing") as caught:
         budget_bytes(make(memory={"overhead": "1GiB"}), 2 * GIB)

@@ -21,12 +21,11 @@ from rollplex_coordinator.processes.node import CHILDREN, DEVICE, Node
 from rollplex_coordinator.steps.loading import check_data, open_rewards
 
 
-def dry_run(node: Node, wanted: int, limit_bytes: int) -> None:
+def dry_run(node: Node, wanted: int) -> None:
     """Check, and write the report.
 
     Args:
         wanted: iterations that would run.
-        limit_bytes: of memory, as `rollplex.config.host.memory_limit_bytes` says.
 
     Raises:
         RollplexError: as a real run that cannot start.
@@ -38,13 +37,13 @@ def dry_run(node: Node, wanted: int, limit_bytes: int) -> None:
     node.link.await_peers(CHILDREN, config.deadlines.start_s)
     data = check_data(node)
     open_rewards(node)
-    budget = budget_bytes(config, limit_bytes)
-    sizes = Sizes(config)
+    budget = budget_bytes(config, node.limit_bytes)
+    sizes = Sizes(config, longest_prompt=max(source.max_prompt_tokens for source in data.sources))
     plan_memory(config, sizes, data, DEVICE, budget)
     lines = [f"{label:<14} {text}" for label, text in report(config, data, wanted)]
     blocks = planned_blocks(config, sizes, data, DEVICE)
     (peaks,) = plan_peak(blocks)
-    whole = less_overhead(budget + config.memory.overhead, config.memory.overhead)
+    whole = less_overhead(budget + config.overhead_bytes, config.overhead_bytes)
     needs = f"at least {_mib(peaks.minimum_bytes)}, and with {_mib(peaks.ample_bytes)} nothing waits"
     lines.append(f"{'memory':<14} {needs}; leases may take {_mib(budget)} ({whole})")
     lines += ["", f"predicted bytes in each phase, {peaks_table(blocks, {DEVICE: budget})}"]
@@ -78,5 +77,6 @@ def report(config: Config, data: DataChecked, wanted: int) -> Iterator[tuple[str
     for section in config.eval:
         often = f"every {section.every} iterations and at the end" if section.every else "at the end"
         yield "evaluation", f"{section.name}: {often}"
-    every = f"every {config.checkpoint.every} iterations and at the end" if config.checkpoint.every else "at the end"
+    when = [f"every {config.checkpoint.every} iterations"] if config.checkpoint.every else []
+    every = " and ".join([*when, *(["at the end"] if config.checkpoint.at_end else [])]) or "never"
     yield "checkpoints", f"{every}; the newest {config.checkpoint.keep} are kept"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from rollplex.config.host import budget_bytes, memory_limit_bytes
+from rollplex.config.host import budget_bytes
 from rollplex.config.wire import train_sampling
 from rollplex.journal.phases import Phase
 from rollplex.protocol.common import Role
@@ -52,8 +52,9 @@ def get_ready(
     plan_s = time.monotonic()
     if verification is not None:
         choose_row(data, verification.row)  # before anything is loaded
-    sizes = Sizes(config, whole=verification is not None)
-    budget = budget_bytes(config, memory_limit_bytes())
+    longest = max(source.max_prompt_tokens for source in data.sources)
+    sizes = Sizes(config, whole=verification is not None, longest_prompt=longest)
+    budget = budget_bytes(config, node.limit_bytes)
     ledger = Ledger({DEVICE: budget})
     memory = Memory(ledger, node.holder, node.record, DEVICE)
     for reservation in plan_memory(config, sizes, data, DEVICE, budget):

@@ -21,7 +21,6 @@ from rollplex.checkpoint.folder import folders
 from rollplex.checkpoint.state import RunState
 from rollplex.config.checks import TRAIN
 from rollplex.config.config import Config
-from rollplex.config.host import memory_limit_bytes
 from rollplex.config.loading import dump, load
 from rollplex.data.order import rows_of_step
 from rollplex.errors import JournalError, RollplexError
@@ -203,12 +202,13 @@ class _Run:
     def _go_on(self) -> None:
         node, config = self._node, self._config
         if self._options.dry_run:
-            dry_run(node, self._work.wanted, memory_limit_bytes())
+            dry_run(node, self._work.wanted)
             return
         resumed = self._resumption is not None
         node.record.append(run_started(node.run_id, config, self._work.wanted, resumed=resumed))
         node.record.stage("import", process_start_s(), self._entered_s)
         node.record.enter(Phase.LOAD)
+        node.prepare_device()
         for role in self._roles:
             node.start(role)
         api_s = time.monotonic()

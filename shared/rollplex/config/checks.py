@@ -140,11 +140,11 @@ def _check_batching(config: Config) -> None:
 
 
 def _check_memory(config: Config) -> None:
-    memory = config.memory
-    if memory.budget is not None and memory.overhead >= memory.budget:
+    budget, overhead = config.memory.budget, config.overhead_bytes
+    if budget is not None and overhead >= budget:
         raise ConfigError(
             "The overhead leaves nothing of the memory budget",
-            got=f"{memory.budget:,} bytes of budget, {memory.overhead:,} bytes of overhead",
+            got=f"{budget:,} bytes of budget, {overhead:,} bytes of overhead",
             do="Raise memory.budget, or lower memory.overhead.",
             where="memory.budget",
         )

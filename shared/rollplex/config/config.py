@@ -28,6 +28,13 @@ from rollplex.config.learning import (
     RolloutSection,
 )
 
+HOST_OVERHEAD_BYTES = 1280 * 2**20
+"""What a node's processes were seen to hold on a host before any tensor: 0.3 GiB for each of three workers (torch,
+transformers), the rest for the others."""
+GPU_OVERHEAD_BYTES = 8 * 2**30
+"""Of HBM, beside leases: CUDA contexts of three workers and modules of their kernels, the MPS server, SGLang's graphs
+and buffers."""
+
 
 class Config(Section):
     """A run, checked: a `Config` that exists obeys every rule of `checks`.
@@ -72,6 +79,13 @@ class Config(Section):
     def _check(self) -> Config:
         check(self)
         return self
+
+    @property
+    def overhead_bytes(self) -> int:
+        """`memory.overhead`, resolved."""
+        if self.memory.overhead is not None:
+            return self.memory.overhead
+        return GPU_OVERHEAD_BYTES if self.device.kind == "cuda" else HOST_OVERHEAD_BYTES
 
     @property
     def needs_reference(self) -> bool:

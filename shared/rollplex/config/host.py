@@ -21,21 +21,33 @@ def memory_limit_bytes(root: Path = Path("/")) -> int:
 
 
 def budget_bytes(config: Config, limit_bytes: int) -> int:
-    """Bytes that leases may take in all: the budget (by default half of `limit_bytes`) without the overhead.
+    """Bytes that leases may take in all: the budget without the overhead.
+
+    Args:
+        limit_bytes: on a GPU the HBM that was free when the run began, all of which is the default; else the memory of
+            this host, half of which is.
 
     Raises:
-        ConfigError: nothing is left.
+        ConfigError: nothing is left, or a GPU does not have so much.
     """
-    memory = config.memory
-    budget = limit_bytes // 2 if memory.budget is None else memory.budget
-    if budget <= memory.overhead:
+    budget, overhead, on_gpu = config.memory.budget, config.overhead_bytes, config.device.kind == "cuda"
+    if budget is None:
+        budget = limit_bytes if on_gpu else limit_bytes // 2
+    elif on_gpu and budget > limit_bytes:
+        raise ConfigError(
+            "The GPU has less memory free than the budget says",
+            got=f"{_mib(budget)} of memory.budget, {_mib(limit_bytes)} free",
+            do="Lower memory.budget, or end what else uses the GPU (`nvidia-smi`).",
+            where="memory.budget",
+        )
+    if budget <= overhead:
         raise ConfigError(
             "The overhead leaves nothing of the memory budget",
-            got=less_overhead(budget, memory.overhead),
+            got=less_overhead(budget, overhead),
             do="Raise memory.budget, or lower memory.overhead.",
             where="memory.budget",
         )
-    return budget - memory.overhead
+    return budget - overhead
 
 
 def less_overhead(budget_bytes: int, overhead_bytes: int) -> str:

@@ -70,10 +70,11 @@ class MemorySection(Section):
     """What the ledger may grant."""
 
     budget: Size | None = None
-    """Bytes for everything on the device. Absent: half of what the host or our control group has, if that is less."""
-    overhead: Size = 1280 * 2**20
-    """Bytes of the budget set aside for what no lease covers. The default is what a node's processes were seen to hold
-    on a host before any tensor: 0.3 GiB for each of three workers (torch, transformers), the rest for the others."""
+    """Bytes for everything on the device. Absent: on a GPU all that is free when the run begins; else half of what the
+    host or our control group has, if that is less."""
+    overhead: Size | None = None
+    """Bytes of the budget set aside for what no lease covers: the processes themselves, and on a GPU their contexts,
+    graphs and buffers. Absent: what was measured (1280 MiB on a host, 8 GiB on a GPU)."""
     prefix_activations: Literal["keep", "layers", "recompute"] = "keep"
     """What an actor prefix keeps between its forward and its backward: everything, the inputs of its layers, or
     nothing. What is not kept is computed again."""

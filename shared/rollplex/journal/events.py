@@ -95,6 +95,24 @@ class JournalReplaced(Struct, frozen=True, kw_only=True, tag=True):
 # --- services -----------------------------------------------------------------------------------------------------
 
 
+# The run's GPU is found, and how its workers share it is settled. Not on host memory.
+class DeviceReady(Struct, frozen=True, kw_only=True, tag=True):
+    device: Device
+    gpu: Count
+    """As nvidia-smi counts."""
+    uuid: Name
+    name: Name
+    driver: Name
+    total_bytes: Count
+    free_bytes: Count
+    """Before anything of the run was there."""
+    sharing_asked: Name
+    sharing_used: Name
+    """mps: at the same time; turns: by the driver's time slices."""
+    why: Name = ""
+    """Of a use that is not what was asked."""
+
+
 # A process was started, or joined from outside (`pid` as it told).
 class ServiceStarted(Struct, frozen=True, kw_only=True, tag=True):
     service: Name
@@ -298,6 +316,7 @@ Event: TypeAlias = (
     | StopRequested
     | ErrorRaised
     | JournalReplaced
+    | DeviceReady
     | ServiceStarted
     | StageDone
     | ServiceReady

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,12 +20,18 @@ from rollplex.errors import ServiceDied
 from rollplex.journal import events
 from rollplex.journal.phases import Phase
 from rollplex.journal.reader import Reader
+from rollplex.nvml import Gpu
 from rollplex.protocol.claim import claim
 from rollplex.protocol.common import Kind, Role
 from rollplex_coordinator.options import Options
+from rollplex_coordinator.processes import node as node_module
+from rollplex_coordinator.processes.device import open_device
+from rollplex_coordinator.processes.mps import MpsError
 from rollplex_coordinator.processes.node import DEVICE, Node, commands
 from rollplex_coordinator.processes.stop import Signals, StopRun
+from support import fake_mps
 from support.core import make_config
+from support.fake_nvml import FakeNvml
 from support.sockets import DEADLINE_S, Worker
 
 WORKER = """
@@ -44,11 +51,16 @@ def make_node(model_folder: Path, tmp_path: Path) -> Iterator[MakeNode]:
     """make_node(rollout=python code, external=...): a node in a run directory of its own."""
     with ExitStack() as stack:
 
-        def make(rollout: str = WORKER, *, leave_s: float = 10.0, **changes: Any) -> Node:
+        def make(
+            rollout: str = WORKER, *, leave_s: float = 10.0, device: dict[str, Any] | None = None, **changes: Any
+        ) -> Node:
             run_dir = tmp_path / "run"
             claimed = stack.enter_context(claim(run_dir, "test-run"))
             config = make_config(
-                model_folder, services={"rollout": run_of(rollout)}, deadlines={"leave_s": leave_s, "start_s": 20.0}
+                model_folder,
+                services={"rollout": run_of(rollout)},
+                deadlines={"leave_s": leave_s, "start_s": 20.0},
+                device=device or {},
             )
             given: dict[str, Any] = {
                 "config": Path("c.yaml"),
@@ -79,6 +91,8 @@ def _end(node: Node) -> None:
     node.mailbox.close()
     node.link.hub.close()
     node.holder.close_all()
+    if node.device is not None:
+        node.device.close()
     node.record.close()
 
 
@@ -233,3 +247,78 @@ def test_only_the_services_that_the_configuration_names_are_replaced(model_folde
     named = make_config(model_folder, services={"prefix": ["their-prefix", "--fast"]})
     assert commands(named) == {Role.PREFIX: ("their-prefix", "--fast")}
     assert str(DEVICE) == "0:0"
+
+
+# --- on a GPU -----------------------------------------------------------------------------------------------------
+
+TELL_GPU = """
+import os, sys
+print(os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_MPS_PIPE_DIRECTORY"), flush=True)
+sys.exit(4)
+"""
+
+
+@pytest.fixture
+def on_gpu(make_node: MakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeNode:
+    """As `make_node`, on a machine with a GPU and the MPS daemon in name only."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"):
+        monkeypatch.setenv(name, "")  # so that what a node sets is undone
+    for name, value in fake_mps.install(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    fake = FakeNvml(total=2**30, used=2**20)
+    monkeypatch.setattr(node_module, "open_device", lambda config, folder: open_device(config, folder, of(fake)))
+
+    def make(rollout: str = WORKER, **changes: Any) -> Node:
+        return make_node(rollout, device={"kind": "cuda"}, **changes)
+
+    return make
+
+
+def of(fake: FakeNvml) -> Callable[[int], Gpu]:
+    return lambda index: Gpu(fake, index)
+
+
+def test_a_node_says_which_gpu_it_has_and_how_it_is_shared_and_shows_it_to_its_workers(on_gpu: MakeNode) -> None:
+    node = on_gpu(TELL_GPU)
+    assert node.limit_bytes == 2**30 - 2**20
+    node.prepare_device()
+    assert node.device is not None
+    assert node.device.mps is not None
+    pipe = str(node.device.mps.folder)
+    assert (os.environ["CUDA_VISIBLE_DEVICES"], os.environ["CUDA_MPS_PIPE_DIRECTORY"]) == ("GPU-1234", pipe)
+    node.start(Role.ROLLOUT)
+    with pytest.raises(ServiceDied, match="exit code 4"):
+        node.link.await_peers([Role.ROLLOUT], DEADLINE_S)
+    assert node.supervisor.log_path(Role.ROLLOUT).read_text() == f"GPU-1234 {pipe}\n"
+    node.record.journal.flush()
+    (ready,) = journalled(node, events.DeviceReady)
+    assert (ready.uuid, ready.name, ready.free_bytes) == ("GPU-1234", "NVIDIA H200", 2**30 - 2**20)
+    assert (ready.sharing_asked, ready.sharing_used, ready.why) == ("mps", "mps", "")
+    daemon = node.device.mps
+    node.end("the run ended")
+    assert not daemon.alive
+    assert not daemon.folder.exists()
+
+
+def test_turns_instead_of_a_daemon_are_journalled_with_the_reason(
+    on_gpu: MakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_MPS", "fail")
+    node = on_gpu()
+    node.prepare_device()
+    node.record.journal.flush()
+    (ready,) = journalled(node, events.DeviceReady)
+    assert (ready.sharing_asked, ready.sharing_used) == ("mps", "turns")
+    assert "exit code 1" in ready.why
+
+
+def test_the_death_of_the_daemon_ends_the_run_and_is_named(on_gpu: MakeNode) -> None:
+    node = on_gpu()
+    node.prepare_device()
+    assert node.device is not None
+    assert node.device.mps is not None
+    os.kill(node.device.mps.pid, signal.SIGKILL)
+    with pytest.raises(MpsError, match="ended while the workers used the GPU.*device.sharing: turns"):
+        node.link.pump(lambda: False)

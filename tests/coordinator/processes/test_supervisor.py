@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from rollplex.protocol.common import Device, Role
+from rollplex_coordinator.processes.environment import GpuAccess
 from rollplex_coordinator.processes.supervisor import MODULES, Child, Supervisor
 
 DEADLINE_S = 20.0
@@ -128,3 +129,43 @@ def test_each_role_is_a_module_that_can_be_run() -> None:
         name = sys.modules[module].__file__
         assert name is not None
         assert (Path(name).parent / "__main__.py").is_file(), module
+
+
+STUBBORN = (
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+)
+
+
+def test_where_workers_share_a_gpu_they_are_asked_first_then_freed_from_it_then_killed(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollplex_coordinator.processes.supervisor.TERM_S", 0.3)
+    supervisor = make({Role.PREFIX: STUBBORN, Role.ROLLOUT: SLEEP, Role.TRAINER: STUBBORN, Role.REWARD: SLEEP})
+    freed: list[int] = []
+
+    def free(pid: int) -> None:
+        freed.append(pid)
+        if pid == trainer.pid:
+            os.kill(pid, signal.SIGABRT)
+
+    supervisor.free_gpu = free
+    prefix, rollout, trainer, reward = (
+        supervisor.start(role, Device()) for role in (Role.PREFIX, Role.ROLLOUT, Role.TRAINER, Role.REWARD)
+    )
+    for child in (prefix, trainer):
+        while "up" not in child.log_path.read_text():
+            assert child.process.poll() is None
+    assert set(supervisor.stop()) == {Role.PREFIX, Role.ROLLOUT, Role.TRAINER, Role.REWARD}
+    assert freed == [prefix.pid, trainer.pid], "who ends by SIGTERM, or has no GPU, needs no more"
+    codes = [child.process.returncode for child in (prefix, rollout, trainer, reward)]
+    assert codes == [-signal.SIGKILL, -signal.SIGTERM, -signal.SIGABRT, -signal.SIGKILL]
+
+
+def test_a_child_s_environment_says_which_gpu_it_sees(make: Make) -> None:
+    tell = "import os; print(os.environ.get('CUDA_VISIBLE_DEVICES', 'all'))"
+    supervisor = make({Role.PREFIX: tell, Role.REWARD: tell})
+    supervisor.gpu = GpuAccess(uuid="GPU-1", mps={}, deterministic=True)
+    for role, seen in ((Role.PREFIX, "GPU-1"), (Role.REWARD, "")):
+        child = supervisor.start(role, Device())
+        assert ended(child)
+        assert child.log_path.read_text().strip() == seen

@@ -35,7 +35,7 @@ def plan_memory(
         BudgetError: even one prefix unit at a time does not fit; shows the table.
     """
     bounds = sizes.bounds(data)
-    check_fits(planned_blocks(config, sizes, data, device), {device: budget_bytes}, config.memory.overhead)
+    check_fits(planned_blocks(config, sizes, data, device), {device: budget_bytes}, config.overhead_bytes)
     return tuple(
         Reservation(name=name, device=device, size_bytes=bounds[name], phases=phases)
         for name, _, _, phases in _reserved(config)

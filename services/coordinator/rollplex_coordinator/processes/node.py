@@ -9,9 +9,12 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
+from typing import NoReturn
 
 from rollplex.config.config import Config
-from rollplex.journal.events import ServiceDied, ServiceStarted
+from rollplex.config.host import memory_limit_bytes
+from rollplex.errors import RollplexError
+from rollplex.journal.events import DeviceReady, ServiceDied, ServiceStarted
 from rollplex.journal.phases import Phase
 from rollplex.memory.segment import backend
 from rollplex.protocol.claim import Claim
@@ -19,6 +22,7 @@ from rollplex.protocol.common import Device, Role
 from rollplex.protocol.handshake import Welcome
 from rollplex_coordinator.memory.holder import Holder
 from rollplex_coordinator.options import Options
+from rollplex_coordinator.processes.device import open_device
 from rollplex_coordinator.processes.hub import Hub, Peer
 from rollplex_coordinator.processes.link import Link
 from rollplex_coordinator.processes.mailbox import Mailbox
@@ -48,6 +52,8 @@ class Node:
         self.run_id = run_id
         self.run_dir = claim.run_dir.path
         self.config = config
+        self.device = open_device(config, self.run_dir)  # first: it refuses
+        """The GPU; None on host memory."""
         journal = Journal(self.run_dir / "journal.sqlite")
         self.record = Record(self.run_dir, journal, tensorboard=config.run.tensorboard)
         self.holder = Holder(backend("host"))
@@ -71,6 +77,43 @@ class Node:
         self.link.watch(self.mailbox.fd, "mailbox", self.mailbox.serve)
         if options.die_with_parent:
             self.link.watch(os.pidfd_open(os.getppid()), "parent", self._parent_ended)
+
+    @property
+    def limit_bytes(self) -> int:
+        """Memory that this run could have at most: HBM that was free when it began, or this host's."""
+        return memory_limit_bytes() if self.device is None else self.device.free_bytes
+
+    def prepare_device(self) -> None:
+        """Before the first process: settle how they share the GPU. From here on this process sees that GPU alone too,
+        for the segments that it makes there. On host memory nothing happens."""
+        device = self.device
+        if device is None:
+            return
+        start_s = time.monotonic()
+        sharing = device.start(os.environ, external_workers=self._options.external_workers)
+        access, info = device.access, device.gpu.info
+        os.environ.update(access.variables)
+        self.supervisor.gpu = access
+        if device.mps is not None:
+            self.supervisor.free_gpu = device.free
+            died = device.mps.died()
+            self.link.watch(device.mps.pidfd, "death of the MPS daemon", lambda: _raise(died))
+        log.info("%s: %.1f GiB free, workers share it by %s", info, device.free_bytes / 2**30, sharing.used)
+        self.record.append(
+            DeviceReady(
+                device=DEVICE,
+                gpu=info.index,
+                uuid=info.uuid,
+                name=info.name,
+                driver=info.driver,
+                total_bytes=info.total_bytes,
+                free_bytes=device.free_bytes,
+                sharing_asked=sharing.asked,
+                sharing_used=sharing.used,
+                why=sharing.why[:4_000],
+            )
+        )
+        self.record.stage("device", start_s)
 
     def start(self, role: Role) -> None:
         """Start a child and expect it; or, for external workers, only expect it."""
@@ -109,6 +152,8 @@ class Node:
             log.warning("%s did not leave in time%s", late, " and was killed" if late in killed else "")
         self.link.hub.close()
         self.holder.close_all()
+        if self.device is not None:
+            self.device.close()
         self.record.close()
 
     def _parent_ended(self) -> None:
@@ -140,6 +185,10 @@ class Node:
                 log_path=self.supervisor.log_text(peer.role),
             )
         )
+
+
+def _raise(error: RollplexError) -> NoReturn:
+    raise error
 
 
 def commands(config: Config) -> Mapping[Role, Sequence[str]]:

@@ -3,20 +3,31 @@
 Owns child processes and their log files. A child's death is seen through its pidfd, at once. Knows nothing of
 messages. Children are started from the main thread, each in a session of its own, so that a Ctrl-C at the terminal
 reaches the coordinator alone.
+
+How a child that stays is ended. On host memory: SIGKILL. Where it shares a GPU, in this order, as long as it runs:
+
+    SIGTERM ─(TERM_S)─► `free_gpu` (MPS: terminate_client) ─(TERM_S)─► SIGKILL
+
+since to kill a client in the middle of a kernel is undefined under MPS: the others could be lost with it.
 """
 
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from msgspec import Struct
 
 from rollplex.protocol.common import Device, Role
+from rollplex_coordinator.processes.environment import WORKERS, GpuAccess, environment_of
+
+TERM_S = 2.0
 
 MODULES: Mapping[Role, str] = {
     Role.ROLLOUT: "rollplex_rollout",
@@ -56,6 +67,10 @@ class Supervisor:
         self._commands = commands
         self._children: dict[Role, Child] = {}
         self._incarnations: dict[Role, int] = {}
+        self.gpu: GpuAccess | None = None
+        """What workers get to see from now on; None: no GPU."""
+        self.free_gpu: Callable[[int], None] | None = None
+        """Called with the pid of a worker that did not end by SIGTERM; None: there is no such way."""
 
     def start(self, role: Role, device: Device) -> Child:
         """Start one child."""
@@ -72,7 +87,7 @@ class Supervisor:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env=self._environment(),
+                env=environment_of(role, os.environ, self._threads, self.gpu),
             )
         child = Child(
             role=role, incarnation=incarnation, process=process, pidfd=os.pidfd_open(process.pid), log_path=log_path
@@ -116,23 +131,28 @@ class Supervisor:
         return any(child.process.poll() is None for child in self._children.values())
 
     def stop(self) -> list[Role]:
-        """Kill the children that still run and collect all; returns the killed ones."""
+        """End the children that still run and collect all; returns those that ran."""
         late = [role for role, child in self._children.items() if child.process.poll() is None]
+        self._ask_to_end(self._children[role] for role in late if role in WORKERS)
         for role in list(self._children):
             self.kill(role)
         return late
 
-    def _environment(self) -> dict[str, str]:
-        """The children's environment: thread pools that do not fight for two cores, and no network."""
-        threads = str(self._threads)
-        return {
-            **os.environ,
-            "OMP_NUM_THREADS": threads,
-            "MKL_NUM_THREADS": threads,
-            "OPENBLAS_NUM_THREADS": threads,
-            "OMP_WAIT_POLICY": "passive",
-            "TOKENIZERS_PARALLELISM": "false",
-            "HF_HUB_OFFLINE": "1",
-            "TRANSFORMERS_OFFLINE": "1",
-            "PYTHONUNBUFFERED": "1",
-        }
+    def _ask_to_end(self, workers: Iterable[Child]) -> None:
+        """Before SIGKILL, where workers share a GPU."""
+        running = list(workers) if self.free_gpu is not None else []
+        for child in running:
+            child.process.terminate()
+        running = _still_running(running, TERM_S)
+        for child in running:
+            assert self.free_gpu is not None, "it was there a moment ago"
+            self.free_gpu(child.pid)
+        _still_running(running, TERM_S)
+
+
+def _still_running(children: Sequence[Child], deadline_s: float) -> list[Child]:
+    """Those that have not ended when the deadline passes, which is not awaited if all have."""
+    end = time.monotonic() + deadline_s
+    for child in children:
+        select.select([child.pidfd], [], [], max(0.0, end - time.monotonic()))
+    return [child for child in children if child.process.poll() is None]

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from rollplex.cli.doctor.finding import Finding, note, ok, problem
+from rollplex.config.config import HOST_OVERHEAD_BYTES
 from rollplex.config.host import memory_limit_bytes
-from rollplex.config.job import MemorySection
 from rollplex.errors import RollplexError
 from rollplex.memory import fds
 from rollplex.memory.available import available_bytes
@@ -120,7 +120,7 @@ def _memory(root: Path) -> Iterator[Finding]:
     except RollplexError as error:
         yield problem("memory", str(error), "Set memory.budget in each configuration.")
         return
-    overhead = MemorySection().overhead
+    overhead = HOST_OVERHEAD_BYTES
     leases = limit // 2 - overhead
     text = f"{size(limit)} (machine or control group), {size(available)} available now"
     budget = f"default budget {size(limit // 2)}, less {size(overhead)} for the processes themselves"

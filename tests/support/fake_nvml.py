@@ -1,0 +1,76 @@
+# ruff: noqa: N802 - the names are those of pynvml
+"""What `rollplex.gpu.nvml` uses of pynvml, over numbers that a test sets."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+
+class NvmlError(Exception):
+    """As pynvml.NVMLError."""
+
+
+class FakeNvml:
+    """One machine. `fail`: names of functions that raise."""
+
+    NVMLError = NvmlError
+    NVML_COMPUTEMODE_DEFAULT = 0
+    NVML_COMPUTEMODE_PROHIBITED = 2
+    NVML_COMPUTEMODE_EXCLUSIVE_PROCESS = 3
+
+    def __init__(self, *, total: int = 140 * 2**30, used: int = 2**29, count: int = 1, cuda: int = 13_000) -> None:
+        self.total, self.used, self.count, self.cuda = total, used, count, cuda
+        self.mode, self.mig = 0, 0
+        self.compute: list[tuple[int, int | None]] = []
+        self.mps: list[tuple[int, int | None]] = []
+        self.fail: set[str] = set()
+        self.open = 0
+
+    def _may(self, name: str) -> None:
+        if name in self.fail:
+            raise NvmlError(f"{name} failed")
+
+    def nvmlInit(self) -> None:
+        self._may("nvmlInit")
+        self.open += 1
+
+    def nvmlShutdown(self) -> None:
+        self.open -= 1
+
+    def nvmlDeviceGetCount(self) -> int:
+        return self.count
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> str:
+        self._may("nvmlDeviceGetHandleByIndex")
+        return f"handle {index}"
+
+    def nvmlSystemGetDriverVersion(self) -> str:
+        return "580.159"
+
+    def nvmlSystemGetCudaDriverVersion(self) -> int:
+        return self.cuda
+
+    def nvmlDeviceGetUUID(self, handle: str) -> bytes:
+        return b"GPU-1234"
+
+    def nvmlDeviceGetName(self, handle: str) -> str:
+        return "NVIDIA H200"
+
+    def nvmlDeviceGetMemoryInfo(self, handle: str) -> Any:
+        self._may("nvmlDeviceGetMemoryInfo")
+        return SimpleNamespace(total=self.total, used=self.used, free=self.total - self.used)
+
+    def nvmlDeviceGetComputeMode(self, handle: str) -> int:
+        return self.mode
+
+    def nvmlDeviceGetMigMode(self, handle: str) -> tuple[int, int]:
+        self._may("nvmlDeviceGetMigMode")
+        return self.mig, self.mig
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[Any]:
+        self._may("nvmlDeviceGetComputeRunningProcesses")
+        return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in self.compute]
+
+    def nvmlDeviceGetMPSComputeRunningProcesses(self, handle: str) -> list[Any]:
+        return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in self.mps]
