@@ -157,6 +157,34 @@ def test_overlap_runs_prefix_forwards_but_no_suffix_during_the_rollout(seed: int
     assert not any(isinstance(i, Score | Train | Backward) for i in log[:over])
 
 
+def test_prefix_work_is_beside_a_rollout_from_its_first_forward_to_its_last_or_the_rollouts_end() -> None:
+    plan = plan_step(2, decode_prompts=2, prefix_prompts=1, suffix_prompts=1)
+    schedule = Schedule(plan, Mode.OVERLAP, reference=False, batch_rewards=False)
+    seen = [schedule.beside]
+    for event in (
+        schedule.start,
+        lambda: schedule.granted(Which.ACTOR, 0),
+        lambda: schedule.forward_done(Which.ACTOR, 0),
+        lambda: schedule.granted(Which.ACTOR, 1),
+        lambda: schedule.group_finished(0),
+        lambda: schedule.group_finished(1),
+        lambda: schedule.generated(0),
+        lambda: schedule.forward_done(Which.ACTOR, 1),
+    ):
+        event()
+        seen.append(schedule.beside)
+    assert seen == [False, False, True, False, True, True, True, False, False]
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_prefix_work_is_never_beside_a_rollout_that_is_over(mode: Mode) -> None:
+    world = play(mode, seed=1)
+    assert not world.schedule.beside
+    assert mode is not Mode.SERIAL or not any(
+        isinstance(i, Forward) for i in world.log[: world.log.index(Enter(phase=Phase.SCORE))]
+    )
+
+
 def test_stream_trains_finished_groups_while_others_are_sampled() -> None:
     worlds = [play(Mode.STREAM, seed=seed) for seed in range(20)]
     early = [

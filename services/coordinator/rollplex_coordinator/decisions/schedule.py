@@ -155,6 +155,11 @@ class Schedule:
     def complete(self) -> bool:
         return self._complete
 
+    @property
+    def beside(self) -> bool:
+        """Whether the prefix service computes beside a rollout that is going on."""
+        return self._prefix_job is not None and not self._rollout_over
+
     # --- events ---------------------------------------------------------------------------------------------------
 
     def start(self) -> list[Instruction]:

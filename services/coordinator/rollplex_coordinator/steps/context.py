@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rollplex.config.config import Config
+from rollplex.multiprocessors.beside import Notice, Silent
 from rollplex.protocol.inputs import DataChecked
 from rollplex.protocol.rollout import Sampling
 from rollplex_coordinator.decisions.gate import Gate
+from rollplex_coordinator.decisions.window import Window
 from rollplex_coordinator.memory.leasing import Memory
 from rollplex_coordinator.memory.sizes import Sizes
 from rollplex_coordinator.processes.link import Link
@@ -22,6 +24,8 @@ class Context:
     """One loaded node, ready for steps.
 
     Args:
+        window: who keeps to which share of the device.
+        notice: where it is said whether prefix work runs beside the rollout.
         fingerprints: of what the configuration only names (`rollplex.checkpoint.state.RunState`).
     """
 
@@ -36,6 +40,8 @@ class Context:
     sizes: Sizes
     data: DataChecked
     sampling: Sampling
+    window: Window = field(default_factory=Window)
+    notice: Notice = field(default_factory=Silent)
     fingerprints: dict[str, str] = field(default_factory=dict)
 
     @property
