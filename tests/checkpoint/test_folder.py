@@ -253,7 +253,7 @@ def edit_manifest(old: str, new: str) -> Callable[[Path], None]:
         (lambda folder: (folder / "extra.bin").write_bytes(b"x"), "extra.bin"),
         (link_file, "config.json is neither file nor folder"),
         (edit_manifest('"config.json"', '"../config.json"'), r"\.\./config.json"),
-        (edit_manifest('"format": 1', '"format": 2'), "format 2"),
+        (edit_manifest('"format": 2', '"format": 3'), "format 3"),
         (edit_manifest('"digest"', '"digset"'), "digset"),
         (lambda folder: (folder / "MANIFEST.json").write_text("[" * 100_000), "ValidationError"),
         (lambda folder: (folder / "MANIFEST.json").unlink(), "No such file"),

@@ -17,10 +17,10 @@ from rollplex.layout.parameters import ParameterTable, parameter_table
 from rollplex.layout.shape import ModelShape
 from rollplex.layout.vision import VisionShape
 from rollplex.memory import Backend, Mapping, backend
+from rollplex.memory.cuda import CudaBackend
 from rollplex.memory.fds import send
 
-# A backend for memory of a device joins here as pytest.param("cuda", marks=pytest.mark.gpu).
-BACKENDS = ["host"]
+BACKENDS = ["host", pytest.param("cuda", marks=pytest.mark.gpu)]
 DEADLINE_S = 20.0
 
 _PRELUDE = """
@@ -35,10 +35,24 @@ mapping = memory.map(fds[0], size_bytes)
 """
 
 
+class Cleared(CudaBackend):
+    """A GPU's segments as they are after their first writer has cleared them."""
+
+    def create(self, size_bytes: int, name: str) -> int:
+        fd = super().create(size_bytes, name)
+        with self.map(fd, size_bytes) as mapping:
+            mapping.clear()
+        return fd
+
+
 @pytest.fixture(params=BACKENDS)
 def memory(request: pytest.FixtureRequest) -> Backend:
     """Each kind of memory that this machine has."""
-    return backend(str(request.param))
+    if request.param == "host":
+        return backend("host")
+    made = Cleared()
+    os.close(made.create(1, "warm"))  # the driver opens files of its own with the first segment of a process
+    return made
 
 
 @pytest.fixture

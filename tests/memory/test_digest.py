@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import random
+import struct
 from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+import torch
 
 from rollplex.errors import SegmentError
 from rollplex.layout.parameters import HEADER_BYTES, ParameterTable, align
 from rollplex.memory import Backend, Mapping
-from rollplex.memory.digest import digest
+from rollplex.memory.digest import digest, host_lanes, seal
+from rollplex.memory.digest_device import lanes
 
 
 @pytest.fixture
@@ -65,16 +70,55 @@ def test_it_does_not_depend_on_the_mapping(memory: Backend, table: ParameterTabl
     assert digests[0] == digests[1]
 
 
-def test_large_segments_are_read_in_parts_without_a_seam(
-    memory: Backend, table: ParameterTable, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fd = memory.create(table.total_bytes, "weights")
-    with memory.map(fd, table.total_bytes) as mapping:
-        mapping.write(HEADER_BYTES, os.urandom(table.total_bytes - HEADER_BYTES))
-        whole = digest(mapping, table)
-        monkeypatch.setattr("rollplex.memory.digest._CHUNK_BYTES", 997)
-        assert digest(mapping, table) == whole
-    os.close(fd)
+def slow_digest(content: bytes, table_hash: str) -> str:
+    """The definition, word by word."""
+    mask, golden, lanes = 2**64 - 1, 0x9E3779B97F4A7C15, [0, 0]
+    words = [int.from_bytes(content[n : n + 8], "little") for n in range(0, len(content), 8)]
+    for index, word in enumerate(words):
+        key = (2 * index + 1) * golden & mask
+        mixed = (word + key) & mask
+        for _ in range(2):
+            mixed ^= mixed >> 32
+            mixed = mixed * 0xD6E8FEB86659FD93 & mask
+        mixed ^= mixed >> 32
+        lanes = [(lanes[0] + mixed) & mask, (lanes[1] + mixed * key) & mask]
+    numbers = struct.pack("<QQQ", len(words), *lanes)
+    return hashlib.blake2b(b"rollplex digest 2" + bytes.fromhex(table_hash) + numbers, digest_size=32).hexdigest()
+
+
+def test_it_is_what_its_definition_says(mapping: Mapping, table: ParameterTable) -> None:
+    content = random.Random(3).randbytes(table.total_bytes - HEADER_BYTES)
+    mapping.write(HEADER_BYTES, content)
+    assert digest(mapping, table) == slow_digest(content, table.hash)
+
+
+@pytest.mark.parametrize("size_bytes", [0, 1, 7, 8, 9, 800, 8 * 997, 8 * 997 * 3 + 5])
+def test_hosts_and_torch_find_the_same_in_parts_of_any_size(size_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = random.Random(size_bytes).randbytes(size_bytes)
+    seen = set()
+    for words in (1, 100, 997, 2**15):
+        monkeypatch.setattr("rollplex.memory.digest._CHUNK_WORDS", words)
+        seen.add(host_lanes(content))
+        seen.add(lanes(torch.tensor(list(content), dtype=torch.uint8), words))
+    (found,) = seen
+    assert seal("ab" * 32, -(-size_bytes // 8), found) == slow_digest(content, "ab" * 32)
+
+
+def test_words_that_swap_places_and_signs_that_change_in_pairs_are_seen() -> None:
+    content = bytearray(random.Random(5).randbytes(4096))
+    seen = {host_lanes(bytes(content))}
+    for one, two in ((0, 8), (8, 4088), (1024, 1032)):
+        swapped = bytearray(content)
+        swapped[one : one + 8], swapped[two : two + 8] = content[two : two + 8], content[one : one + 8]
+        signs = bytearray(content)
+        signs[one + 7] ^= 0x80
+        signs[two + 7] ^= 0x80
+        seen |= {host_lanes(bytes(swapped)), host_lanes(bytes(signs))}
+    assert len(seen) == 7
+
+
+def test_zeros_at_the_end_count() -> None:
+    assert len({seal("ab" * 32, n, host_lanes(bytes(8 * n))) for n in range(5)}) == 5
 
 
 def test_a_segment_without_room_for_the_parameters_is_refused(memory: Backend, table: ParameterTable) -> None:

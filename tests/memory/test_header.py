@@ -8,7 +8,7 @@ import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Self, TypeAlias
+from typing import NoReturn, Self, TypeAlias
 
 import pytest
 
@@ -17,6 +17,7 @@ from rollplex.layout.parameters import HEADER_BYTES
 from rollplex.memory import Backend, Mapping
 from rollplex.memory.fds import recv, send
 from rollplex.memory.header import Header, HeaderPage, State
+from rollplex.protocol.common import Memory
 
 SIZE_BYTES = HEADER_BYTES + 100
 RUN = "run-2b"
@@ -174,6 +175,7 @@ class Dying:
         self._mapping = mapping
         self._left = stores
 
+    memory = Memory.HOST
     size_bytes = SIZE_BYTES
     closed = False
 
@@ -182,6 +184,9 @@ class Dying:
         raise NotImplementedError
 
     def view(self, offset: int, size_bytes: int) -> memoryview:
+        raise NotImplementedError
+
+    def device_view(self, offset: int, size_bytes: int) -> NoReturn:
         raise NotImplementedError
 
     def read(self, offset: int, size_bytes: int) -> bytes:
@@ -197,6 +202,9 @@ class Dying:
     def store_word(self, offset: int, value: int) -> None:
         self._count()
         self._mapping.store_word(offset, value)
+
+    def clear(self) -> None:
+        raise NotImplementedError
 
     def close(self) -> None: ...
 

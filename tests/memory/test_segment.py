@@ -26,7 +26,7 @@ def fd(memory: Backend) -> Iterator[int]:
     os.close(descriptor)
 
 
-def test_a_new_segment_is_zero_and_has_exactly_its_size(memory: Backend, fd: int) -> None:
+def test_a_new_segment_has_exactly_its_size_and_is_zero_once_cleared(memory: Backend, fd: int) -> None:
     assert memory.size(fd) == SIZE_BYTES
     with memory.map(fd, SIZE_BYTES) as mapping:
         assert mapping.size_bytes == SIZE_BYTES
@@ -192,6 +192,23 @@ def test_mapping_and_closing_leave_no_descriptor(memory: Backend, open_fds: Call
             memory.map(fd, 1)
         os.close(fd)
     assert open_fds() == before
+
+
+def test_clearing_makes_every_byte_zero(memory: Backend, fd: int) -> None:
+    with memory.map(fd, SIZE_BYTES) as mapping:
+        mapping.write(0, b"\xff" * SIZE_BYTES)
+        mapping.clear()
+        assert mapping.read(0, SIZE_BYTES) == bytes(SIZE_BYTES)
+    with pytest.raises(SegmentError, match="unmapped"):
+        mapping.clear()
+
+
+def test_each_kind_of_memory_refuses_the_other_s_views(memory: Backend, fd: int) -> None:
+    with memory.map(fd, SIZE_BYTES) as mapping:
+        look = mapping.device_view if memory.name == "host" else mapping.view
+        assert mapping.memory == memory.name
+        with pytest.raises(SegmentError, match="can look at"):
+            look(0, 1)
 
 
 def test_an_unknown_kind_of_memory_is_named() -> None:

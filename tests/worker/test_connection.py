@@ -198,7 +198,7 @@ def test_malformed_frames_of_a_worker_are_dropped_and_at_last_cut_it_off(hub: Hu
 
 def test_a_segment_is_fetched_mapped_once_and_given_back(hub: Hub, claimed: Claim, holder: Holder) -> None:
     with joined(hub, claimed.run_dir.path) as (_, stream, _join):
-        segments = Segments(stream, backend("host"), "test-run")
+        segments = Segments(stream, backend, "test-run")
         ref = holder.create(Kind.INPUTS, 4096, lease=1)
         mapping = while_polling(hub, lambda: segments.attach(ref))
         mapping.write(0, b"hello")
@@ -213,7 +213,7 @@ def test_a_segment_is_fetched_mapped_once_and_given_back(hub: Hub, claimed: Clai
 
 def test_a_segment_that_does_not_exist_or_is_another_is_refused(hub: Hub, claimed: Claim, holder: Holder) -> None:
     with joined(hub, claimed.run_dir.path) as (_, stream, _join):
-        segments = Segments(stream, backend("host"), "test-run")
+        segments = Segments(stream, backend, "test-run")
         ref = holder.create(Kind.INPUTS, 4096, lease=1)
         for wrong in (
             SegmentRef(segment=99, kind=Kind.INPUTS, size_bytes=4096),
@@ -227,7 +227,7 @@ def test_a_segment_that_does_not_exist_or_is_another_is_refused(hub: Hub, claime
 
 def test_a_worker_that_asks_for_a_segment_hears_that_the_coordinator_has_ended(hub: Hub, claimed: Claim) -> None:
     with joined(hub, claimed.run_dir.path) as (_, stream, join):
-        segments = Segments(stream, backend("host"), "test-run")
+        segments = Segments(stream, backend, "test-run")
         hub.disconnect(join.peer)
         with pytest.raises(CoordinatorGone):
             segments.attach(SegmentRef(segment=1, kind=Kind.INPUTS, size_bytes=4096))

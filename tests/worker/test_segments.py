@@ -12,12 +12,15 @@ from typing import Any
 import pytest
 
 from rollplex.errors import SegmentError
+from rollplex.memory.cuda import CudaBackend
+from rollplex.memory.cuda_driver import Driver, Live
 from rollplex.memory.fds import recv, send
-from rollplex.memory.segment import backend
+from rollplex.memory.segment import Backend, backend
 from rollplex.protocol.codec import FROM_HOLDER, TO_HOLDER
-from rollplex.protocol.common import Kind, SegmentRef
+from rollplex.protocol.common import Kind, Memory, SegmentRef
 from rollplex.protocol.holder import Descriptor, NoSuchSegment
 from rollplex.worker.segments import Segments
+from support.fake_cuda import FakeCuda
 
 SIZE = 8192
 REF = SegmentRef(segment=7, kind=Kind.INPUTS, size_bytes=SIZE)
@@ -28,8 +31,8 @@ class Counter:
 
     def __init__(self) -> None:
         ours, self._theirs = socket.socketpair()
-        self._ours = ours
-        self.segments = Segments(ours, backend("host"), "r")
+        self.stream = ours
+        self.segments = Segments(ours, backend, "r")
         self._pool = ThreadPoolExecutor(max_workers=1)
         self._serving = self._pool.submit(lambda: None)
         self.asked: list[int] = []
@@ -52,7 +55,7 @@ class Counter:
 
     def close(self) -> None:
         self._pool.shutdown()
-        self._ours.close()
+        self.stream.close()
         self._theirs.close()
 
 
@@ -122,9 +125,10 @@ Answer = Callable[[int], tuple[Any, tuple[int, ...]]]
         (lambda fd: (NoSuchSegment(segment=7, why="its lease has ended"), ()), "segment 7: its lease has ended"),
         (lambda fd: (described(kind=Kind.GRADIENTS), (fd,)), "with 1 descriptors"),
         (lambda fd: (described(size_bytes=4096), (fd,)), "with 1 descriptors"),
+        (lambda fd: (described(memory=Memory.CUDA), (fd,)), "with 1 descriptors"),
         (lambda fd: (described(), ()), "with 0 descriptors"),
     ],
-    ids=["none", "another kind", "another size", "no descriptor"],
+    ids=["none", "another kind", "another size", "another memory", "no descriptor"],
 )
 def test_anything_but_the_segment_that_was_asked_for_is_refused_and_no_descriptor_kept(
     counter: Counter, memory: int, answer: Answer, said: str
@@ -180,3 +184,29 @@ def test_a_descriptor_that_was_never_mapped_is_closed_by_detach(counter: Counter
     counter.segments.descriptor(REF)
     counter.segments.detach(7)
     assert counter.open_files() == before
+
+
+def test_each_kind_of_memory_has_its_backend_and_new_device_memory_is_cleared(counter: Counter) -> None:
+    device = CudaBackend(driver=Driver(FakeCuda()))
+    asked: list[Memory] = []
+
+    def opened(memory: Memory) -> Backend:
+        asked.append(memory)
+        return device if memory is Memory.CUDA else backend(memory)
+
+    segments = Segments(counter.stream, opened, "r")
+    host, fds = backend("host").create(SIZE, "host"), [device.create(SIZE, "device") for _ in range(2)]
+    counter.answer(
+        *[(described(segment=number, memory=Memory.CUDA), (fd,)) for number, fd in enumerate(fds)],
+        (described(segment=2), (host,)),
+    )
+    refs = [SegmentRef(segment=n, kind=Kind.INPUTS, size_bytes=SIZE, memory=Memory.CUDA) for n in range(2)]
+    assert segments.attach(refs[0]).read(0, SIZE) != bytes(SIZE)
+    assert segments.attach_new(refs[1]).read(0, SIZE) == bytes(SIZE)
+    on_host = segments.attach_new(SegmentRef(segment=2, kind=Kind.INPUTS, size_bytes=SIZE))
+    assert (on_host.memory, asked) == (Memory.HOST, [Memory.CUDA, Memory.HOST])
+    for number in range(3):
+        segments.detach(number)
+    assert device.live() == Live()
+    for fd in (host, *fds):
+        os.close(fd)

@@ -32,7 +32,8 @@ CHECKPOINTS = "checkpoints"
 """In a run directory: the folder of its checkpoints, each of them step_N."""
 MANIFEST = "MANIFEST.json"
 LATEST = "LATEST"
-FORMAT = 1
+FORMAT = 2
+"""2: the digest is that of decision 0008."""
 HEADROOM = 1.2
 """Free space wanted before the first byte is written, in units of what will be written."""
 

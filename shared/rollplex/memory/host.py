@@ -10,23 +10,27 @@ replacement of a dead writer can map it again. `posix_fallocate` takes the pages
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import gc
 import mmap
 import os
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, NoReturn, Self
 
 from rollplex.errors import SegmentError
 from rollplex.memory.available import Headroom
+from rollplex.memory.checks import check_access, check_request
+from rollplex.protocol.common import Memory
 
 SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _WRITE_SEALS: Final = {fcntl.F_SEAL_WRITE: "WRITE", 0x0010: "FUTURE_WRITE"}
-_MAX_NAME_BYTES: Final = 200
 
 
 class HostMapping:
     """A memfd in this process's address space (`rollplex.memory.segment.Mapping`)."""
+
+    memory = Memory.HOST
 
     def __init__(self, pages: mmap.mmap, size_bytes: int) -> None:
         self._pages = pages
@@ -51,6 +55,12 @@ class HostMapping:
         with memoryview(self._pages) as whole:
             return whole[offset : offset + size_bytes]
 
+    def device_view(self, offset: int, size_bytes: int) -> NoReturn:
+        self._check(offset, size_bytes)
+        raise SegmentError(
+            "Host memory has no bytes that a GPU can look at", got="a device_view of a memfd", needed="view"
+        )
+
     def read(self, offset: int, size_bytes: int) -> bytes:
         with self.view(offset, size_bytes) as part:
             return bytes(part)
@@ -69,6 +79,10 @@ class HostMapping:
         self._check(offset, 8, multiple=8)
         with self.view(offset, 8) as part, part.cast("Q") as words:
             words[0] = value
+
+    def clear(self) -> None:
+        self._check(0, self._size_bytes)
+        ctypes.memset(ctypes.addressof(ctypes.c_char.from_buffer(self._pages)), 0, self._size_bytes)
 
     def close(self) -> None:
         try:
@@ -94,16 +108,7 @@ class HostMapping:
         self.close()
 
     def _check(self, offset: int, size_bytes: int, multiple: int = 1) -> None:
-        if self.closed:
-            raise SegmentError("A segment is used after it was unmapped", got="closed mapping", needed="open mapping")
-        if offset < 0 or size_bytes < 0 or offset + size_bytes > self._size_bytes:
-            raise SegmentError(
-                "An access lies outside its segment",
-                got=f"{size_bytes} bytes at {offset}",
-                needed=f"within {self._size_bytes} bytes",
-            )
-        if offset % multiple:
-            raise SegmentError("A word is not aligned", got=f"offset {offset}", needed=f"a multiple of {multiple}")
+        check_access(self.closed, self._size_bytes, offset, size_bytes, multiple)
 
 
 class HostBackend:
@@ -115,7 +120,7 @@ class HostBackend:
         self._headroom = headroom or Headroom()
 
     def create(self, size_bytes: int, name: str) -> int:
-        _check_request(size_bytes, name)
+        check_request(size_bytes, name)
         try:
             fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         except OSError as error:
@@ -181,13 +186,6 @@ class HostBackend:
                 do="Look at the limits of the process (ulimit -v).",
             ) from error
         return HostMapping(pages, size_bytes)
-
-
-def _check_request(size_bytes: int, name: str) -> None:
-    if not 1 <= size_bytes < 2**53:
-        raise SegmentError("A segment cannot have this size", got=f"{size_bytes} bytes", needed="1 byte or more")
-    if not name or "\0" in name or len(name.encode()) > _MAX_NAME_BYTES:
-        raise SegmentError("A segment cannot have this name", got=repr(name), needed=f"1 to {_MAX_NAME_BYTES} bytes")
 
 
 def _not_made(size_bytes: int, name: str, error: OSError) -> SegmentError:

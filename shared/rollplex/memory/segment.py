@@ -7,17 +7,23 @@ A segment is one physical allocation of fixed size, known by a file descriptor. 
 the descriptor or a mapping of it, whoever made it; a process that is killed takes nothing with it. Descriptors are
 trusted only after `verify`: a peer that could shrink a segment could end every process that reads it (SIGBUS).
 
-The seam for memory of a device: `Backend` and `Mapping` in one module of its own, its name in `backend`, and in
-`tensors.tensor` the way from its mapping to a tensor. All else here and in the tests goes through this contract.
+Two kinds of memory: `host` (memfds) and `cuda` (one GPU). A new segment of the host is zero. That of a device may hold
+anything, since whoever makes it has no context to clear it with: its first writer does, before anybody reads
+(`Mapping.clear`, `rollplex.worker.Segments.attach_new`).
+
+The seam for another kind: `Backend` and `Mapping` in one module of its own, its name in `backend`, and in
+`tensors.tensor` and `digest` the way from its mapping to numbers. All else here and in the tests goes through this
+contract.
 """
 
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from rollplex.errors import SegmentError
 from rollplex.memory.host import HostBackend
+from rollplex.protocol.common import Memory
 
 
 class Mapping(Protocol):
@@ -25,6 +31,11 @@ class Mapping(Protocol):
 
     Every access outside [0, size_bytes), and every access after close, raises SegmentError.
     """
+
+    @property
+    def memory(self) -> Memory:
+        """Where the bytes lie."""
+        ...
 
     @property
     def size_bytes(self) -> int: ...
@@ -42,6 +53,11 @@ class Mapping(Protocol):
         mapping cannot be closed."""
         ...
 
+    def device_view(self, offset: int, size_bytes: int) -> Any:
+        """The same for a GPU: an object with `__cuda_array_interface__`, bytes (uint8). Device memory only; a host
+        mapping raises SegmentError."""
+        ...
+
     def read(self, offset: int, size_bytes: int) -> bytes:
         """A copy of some bytes."""
         ...
@@ -56,6 +72,10 @@ class Mapping(Protocol):
 
     def store_word(self, offset: int, value: int) -> None:
         """Like `load_word`, in one store: another process sees the old number or the new one, never a mixture."""
+        ...
+
+    def clear(self) -> None:
+        """All bytes become 0."""
         ...
 
     def close(self) -> None:
@@ -83,10 +103,11 @@ class Backend(Protocol):
         ...
 
     def create(self, size_bytes: int, name: str) -> int:
-        """A new segment of zeros, really allocated. Returns the descriptor, which the caller closes.
+        """A new segment, really allocated: zeros (host) or anything (a device). Returns the descriptor, which the
+        caller closes. Needs no CUDA context.
 
         Args:
-            size_bytes: exact size, at least 1.
+            size_bytes: exact size, at least 1. It may take more (`rollplex.memory.placement.taken_bytes`).
             name: for people who look at /proc or a profiler; at most 200 bytes.
 
         Raises:
@@ -95,11 +116,13 @@ class Backend(Protocol):
         ...
 
     def size(self, fd: int) -> int:
-        """Bytes of the segment. Raises SegmentError if `fd` is not open."""
+        """Bytes of the segment. Raises SegmentError if `fd` is not open, or is of a device and was not made by this
+        backend: then it does not tell."""
         ...
 
     def verify(self, fd: int) -> None:
-        """Raises SegmentError unless nobody can ever change the size of what `fd` names."""
+        """Raises SegmentError unless nobody can ever change the size of what `fd` names. (Of a device, this refuses
+        what is certainly none of its segments; `map` refuses the rest.)"""
         ...
 
     def map(self, fd: int, size_bytes: int) -> Mapping:
@@ -111,10 +134,22 @@ class Backend(Protocol):
         ...
 
 
-def backend(name: str) -> Backend:
-    """The backend `name`. Raises SegmentError for one that does not exist."""
+def backend(name: str, *, uuid: str | None = None) -> Backend:
+    """The backend `name`.
+
+    Args:
+        name: host or cuda.
+        uuid: which GPU (cuda). None: the first that this process sees.
+
+    Raises:
+        SegmentError: there is none of that name, or not on this machine.
+    """
     match name:
         case "host":
             return HostBackend()
+        case "cuda":
+            from rollplex.memory.cuda import CudaBackend  # noqa: PLC0415 - a host needs none of it
+
+            return CudaBackend(uuid=uuid)
         case _:
-            raise SegmentError("There is no such kind of memory", got=name, needed="host")
+            raise SegmentError("There is no such kind of memory", got=name, needed="host or cuda")

@@ -1,7 +1,7 @@
 """Tensors over segments, without a copy.
 
-Owns: the way from bytes of a mapping to torch tensors, and from stored parameters to transformers' names. The only
-module of this package that may import torch. Does not know: what a forward does with them, who may write.
+Owns: the way from bytes of a mapping to torch tensors, and from stored parameters to transformers' names. Of this
+package only it and `digest_device` may import torch. Does not know: what a forward does with them, who may write.
 
 A tensor keeps the bytes mapped: `Mapping.close` refuses while one is alive.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping as MappingOf
 from dataclasses import dataclass
 from math import prod
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -21,23 +21,31 @@ from rollplex.layout.kv import Block, KvLayout
 from rollplex.layout.optimizer import STEP_OFFSET, OptimizerTable
 from rollplex.layout.parameters import ParameterTable, Stored
 from rollplex.memory.segment import Mapping
+from rollplex.protocol.common import Memory
 
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 """By the names that tables use (`rollplex.layout.parameters.ITEM_BYTES`)."""
 
 
 def tensor(mapping: Mapping, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """A contiguous tensor whose memory is the segment's, from byte `offset` on.
+    """A contiguous tensor whose memory is the segment's, from byte `offset` on. That of a GPU must be torch's current
+    one.
 
     Raises:
         SegmentError: outside the segment, or `offset` is not a multiple of the size of a number.
     """
     if offset % dtype.itemsize:
         raise SegmentError("A tensor is not aligned", got=f"offset {offset}", needed=f"a multiple of {dtype.itemsize}")
-    view = mapping.view(offset, prod(shape) * dtype.itemsize)
-    if not view.nbytes:
+    size_bytes = prod(shape) * dtype.itemsize
+    if mapping.memory is Memory.CUDA:
+        view = mapping.device_view(offset, size_bytes)
+        if not size_bytes:
+            return torch.empty(shape, dtype=dtype, device="cuda")
+        return _over(view).view(dtype).view(shape)
+    part = mapping.view(offset, size_bytes)
+    if not size_bytes:
         return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(view, dtype=dtype).view(shape)
+    return torch.frombuffer(part, dtype=dtype).view(shape)
 
 
 def require_mapped(mapping: Mapping, tensors: MappingOf[str, Tensor]) -> None:
@@ -139,6 +147,20 @@ def optimizer_views(mapping: Mapping, table: OptimizerTable) -> OptimizerViews:
     for state in table.states:
         states.setdefault(state.kind, {})[state.parameter] = tensor(mapping, state.offset, state.shape, dtype)
     return OptimizerViews(step=tensor(mapping, STEP_OFFSET, (), torch.int64), states=states)
+
+
+def _over(view: Any) -> Tensor:
+    """Bytes of a GPU as a tensor, which keeps `view` alive as long as any tensor looks at them."""
+    address = view.__cuda_array_interface__["data"][0]
+    found = torch.as_tensor(view, device="cuda")
+    if found.data_ptr() != address:
+        raise SegmentError(
+            "torch has copied a segment instead of looking at it",
+            got=f"memory at {found.data_ptr():#x}",
+            needed=f"at {address:#x}: the segment must be on torch's current GPU",
+            do="Let this process see one GPU only (CUDA_VISIBLE_DEVICES).",
+        )
+    return found
 
 
 def _fits(mapping: Mapping, total_bytes: int) -> None:

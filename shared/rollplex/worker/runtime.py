@@ -95,7 +95,7 @@ def run(role: Role, make_service: Callable[[Segments], Service], argv: Sequence[
     _obey_signals(messages, welcome.grace_s, terms)
     watch(stream, lambda: _coordinator_ended(messages, welcome.grace_s, terms))
     messages.start()
-    code = _serve(messages, lambda: make_service(Segments(stream, backend("host"), welcome.run_id, run_dir.path)))
+    code = _serve(messages, lambda: make_service(Segments(stream, backend, welcome.run_id, run_dir.path)))
     code = 0 if terms and code == EXIT_COORDINATOR_GONE else code
     messages.stop()
     log.info("leaving with exit code %d", code)

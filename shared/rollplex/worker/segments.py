@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 from rollplex.errors import SegmentError
 from rollplex.memory.fds import recv, send
 from rollplex.memory.segment import Backend, Mapping
 from rollplex.protocol.codec import FROM_HOLDER, MAX_HOLDER_FRAME_BYTES, TO_HOLDER
-from rollplex.protocol.common import SegmentRef
+from rollplex.protocol.common import Memory, SegmentRef
 from rollplex.protocol.holder import Descriptor, Fetch, NoSuchSegment
 from rollplex.worker.messages import CoordinatorGone
 
@@ -22,17 +23,32 @@ FETCH_DEADLINE_S = 10.0
 
 
 class Segments:
-    """Maps segments by reference, each once; `detach` when the lease ends. Used by one thread only."""
+    """Maps segments by reference, each once; `detach` when the lease ends. Used by one thread only.
 
-    def __init__(self, stream: socket.socket, backend: Backend, run_id: str, run_dir: Path | None = None) -> None:
+    Args:
+        stream: to the holder.
+        open_backend: gives the backend of a kind of memory (`rollplex.memory.backend`); asked once for each kind, when
+            the first segment of it is mapped.
+        run_id: of the run that this process belongs to.
+        run_dir: of the run.
+    """
+
+    def __init__(
+        self,
+        stream: socket.socket,
+        open_backend: Callable[[Memory], Backend],
+        run_id: str,
+        run_dir: Path | None = None,
+    ) -> None:
         self.run_id = run_id
-        """Of the run that this process belongs to: what a weights header must say."""
+        """What a weights header must say."""
         self.run_dir = run_dir
         """Where this process may make sockets of its own; None where there is no run."""
         self._stream = stream
-        self._backend = backend
-        self._mapped: dict[int, tuple[int, Mapping]] = {}
-        self._unmapped: dict[int, int] = {}
+        self._open_backend = open_backend
+        self._backends: dict[Memory, Backend] = {}
+        self._fds: dict[int, int] = {}
+        self._mapped: dict[int, Mapping] = {}
 
     def attach(self, ref: SegmentRef) -> Mapping:
         """The mapping of `ref`, fetched from the holder on first use.
@@ -42,30 +58,38 @@ class Segments:
             CoordinatorGone: its stream has ended.
         """
         if ref.segment in self._mapped:
-            return self._mapped[ref.segment][1]
-        fd = self.descriptor(ref)
-        del self._unmapped[ref.segment]
+            return self._mapped[ref.segment]
+        if ref.memory not in self._backends:
+            self._backends[ref.memory] = self._open_backend(ref.memory)
+        known = ref.segment in self._fds
         try:
-            mapping = self._backend.map(fd, ref.size_bytes)
+            self._mapped[ref.segment] = self._backends[ref.memory].map(self.descriptor(ref), ref.size_bytes)
         except SegmentError:
-            os.close(fd)
+            if not known and ref.segment in self._fds:
+                os.close(self._fds.pop(ref.segment))
             raise
-        self._mapped[ref.segment] = (fd, mapping)
+        return self._mapped[ref.segment]
+
+    def attach_new(self, ref: SegmentRef) -> Mapping:
+        """`attach`, for the first writer of a segment and before anybody else looks at it: all its bytes are 0 then,
+        also where new memory is not.
+
+        Raises: as `attach`.
+        """
+        mapping = self.attach(ref)
+        if ref.memory is not Memory.HOST:
+            mapping.clear()
         return mapping
 
     def descriptor(self, ref: SegmentRef) -> int:
-        """The descriptor of `ref`, fetched on first use and open until `detach`; nothing is mapped here. For a process
-        of this worker's own that maps it instead.
+        """The descriptor of `ref`, fetched on first use, for a process of ours that maps it by itself. It stays open
+        until `detach`, and is not the caller's to close.
 
-        Raises:
-            SegmentError: the holder has no such segment, or it is not what `ref` says.
-            CoordinatorGone: its stream has ended.
+        Raises: as `attach`.
         """
-        if ref.segment in self._mapped:
-            return self._mapped[ref.segment][0]
-        if ref.segment not in self._unmapped:
-            self._unmapped[ref.segment] = self._fetch(ref)
-        return self._unmapped[ref.segment]
+        if ref.segment not in self._fds:
+            self._fds[ref.segment] = self._fetch(ref)
+        return self._fds[ref.segment]
 
     def detach(self, segment: int) -> None:
         """Unmap a segment and close its descriptor; nothing happens if neither is here.
@@ -74,17 +98,15 @@ class Segments:
             SegmentError: a tensor over it is still alive; it stays mapped.
         """
         if segment in self._mapped:
-            fd, mapping = self._mapped[segment]
-            mapping.close()
+            self._mapped[segment].close()
             del self._mapped[segment]
-            os.close(fd)
-        elif segment in self._unmapped:
-            os.close(self._unmapped.pop(segment))
+        if segment in self._fds:
+            os.close(self._fds.pop(segment))
 
     @property
     def attached(self) -> dict[int, int]:
         """Segment number to mapped bytes."""
-        return {segment: mapping.size_bytes for segment, (_, mapping) in self._mapped.items()}
+        return {segment: mapping.size_bytes for segment, mapping in self._mapped.items()}
 
     def _fetch(self, ref: SegmentRef) -> int:
         try:
@@ -94,7 +116,7 @@ class Segments:
             raise CoordinatorGone("the coordinator ended", do="Start the run again.") from error
         try:
             match answer := FROM_HOLDER.decode(payload):
-                case Descriptor() if len(fds) == 1 and (answer.kind, answer.size_bytes) == (ref.kind, ref.size_bytes):
+                case Descriptor() if len(fds) == 1 and _same(answer, ref):
                     fd, fds = fds[0], ()
                     return fd
                 case NoSuchSegment():
@@ -107,3 +129,7 @@ class Segments:
         raise SegmentError(
             "cannot attach a segment", got=got, needed=f"{ref}", do="Its lease has ended or never began."
         )
+
+
+def _same(answer: Descriptor, ref: SegmentRef) -> bool:
+    return (answer.kind, answer.size_bytes, answer.memory) == (ref.kind, ref.size_bytes, ref.memory)
