@@ -26,6 +26,7 @@ from rollplex.layout.shape import read_architecture
 from rollplex.layout.vision import Architecture
 from rollplex.memory.tensors import hf_views
 from rollplex.model.attention import TEXT_ATTENTION
+from rollplex.model.fused import fuse
 from rollplex.model.vision import VISION_ATTENTION, PatchProjection
 
 Model: TypeAlias = Qwen2_5_VLForConditionalGeneration
@@ -47,6 +48,7 @@ def build(
     gradients: Mapping[str, Tensor] | None,
     freeze_vision: bool,
     plain: bool = False,
+    fused: bool | None = None,
 ) -> Model:
     """Builds the model of a folder over existing storage; nothing is copied and no weight file is read.
 
@@ -58,6 +60,7 @@ def build(
             so that a backward adds in place. None: no parameter needs a gradient.
         freeze_vision: must be what the table was made with.
         plain: keep transformers' attention and patch embedding.
+        fused: run `rollplex.model.fused` instead of transformers' modules. None: on a GPU in bfloat16.
 
     Returns:
         transformers' model in evaluation mode (no dropout) on the device of the views. Use it through
@@ -82,8 +85,15 @@ def build(
     if not plain:
         embed: Any = model.model.visual.patch_embed
         embed.proj = PatchProjection(embed.proj.weight)
+        if runs_fused(next(iter(views.values()))) if fused is None else fused:
+            fuse(model, views, gradients)
     model.train(False)
     return model
+
+
+def runs_fused(weight: Tensor) -> bool:
+    """Whether a model over such weights runs `rollplex.model.fused` by default."""
+    return weight.is_cuda and weight.dtype == torch.bfloat16
 
 
 def _config(config_class: Any, folder: Path) -> Any:
