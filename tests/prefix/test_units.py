@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rollplex.errors import StateError
+from rollplex.model.prefix import PrefixState
 from rollplex.protocol.common import Committed, Drain, Responses
 from rollplex.protocol.prefix import Which
 from support.prefix import STEP, VERSION, World
@@ -63,7 +64,10 @@ def test_the_backward_frees_the_graph_and_unmaps_the_segment_at_once(
     monkeypatch.setattr(gc, "collect", lambda: pytest.fail("a reference cycle kept the segment alive"))
     world.forward(Which.ACTOR, ALL, 0)
     ref, _ = world.kv[0]
-    key = weakref.ref(world.service._units._actor[0].state.keys[0])
+    kept = world.service._units._actor[0].kept
+    assert isinstance(kept, PrefixState)
+    key = weakref.ref(kept.keys[0])
+    del kept
     assert ref.segment in world.segments.attached
     world.unit_views(0).gradients.zero_()
     world.backward(0)

@@ -55,6 +55,8 @@ from rollplex.protocol.rollout import GenerateUnit, GroupFinished, UnitGenerated
 from rollplex.protocol.trainer import (
     ApplyUpdate,
     CheckpointSaved,
+    GradientsKept,
+    KeepGradients,
     PrepareUpdate,
     SaveCheckpoint,
     SkipUpdate,
@@ -140,7 +142,16 @@ class Workers:
             PrefixForward: self.forward,
             ScoreSuffix: self.score,
             PrefixBackward: lambda m: [
-                PrefixBackwardDone(cause=m.cause, step=m.step, unit=m.unit, start_s=self.now(), end_s=self.now())
+                PrefixBackwardDone(
+                    cause=m.cause,
+                    step=m.step,
+                    unit=m.unit,
+                    start_s=self.now(),
+                    end_s=self.now(),
+                    held=()
+                    if m.workspace is None
+                    else (Held(lease=m.workspace.lease, size_bytes=m.workspace.size_bytes),),
+                )
             ],
             TrainSuffix: self.train,
             TrainWhole: self.train_whole,
@@ -148,6 +159,7 @@ class Workers:
             PrepareUpdate: lambda m: [
                 UpdateVote(cause=m.cause, step=m.step, finite=True, start_s=0.0, end_s=0.5, metrics={"loss": 0.5})
             ],
+            KeepGradients: lambda m: [GradientsKept(cause=m.cause, step=m.step, size_bytes=8)],
             ApplyUpdate: self.apply,
             SkipUpdate: lambda m: [UpdateSkipped(cause=m.cause, step=m.step)],
             Drain: lambda m: [Drained(cause=m.cause, version=m.version)],
@@ -214,7 +226,7 @@ class Workers:
                 start_s=self.now(),
                 end_s=self.now(),
                 vision_prompts=sum(1 for slot in m.prompts if slot.media) * m.copies,
-                held=(Held(lease=m.lease.lease, size_bytes=m.lease.size_bytes),),
+                held=() if m.lease is None else (Held(lease=m.lease.lease, size_bytes=m.lease.size_bytes),),
             )
         ]
 

@@ -2,12 +2,16 @@
 
 Owns this process's models over the mapped weights, its gradient arena, and the live units. Does not know when a unit
 should run, nor what the trainer does with it.
+
+Before an answer, everything that it speaks of is complete on the device (`rollplex.model.device`): the trainer reads K
+and V as soon as it hears of them.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import assert_never
 
@@ -22,11 +26,14 @@ from rollplex.memory.header import HeaderPage
 from rollplex.memory.tensors import kv_views, require_mapped, tensor, views
 from rollplex.model.batch import PromptBatch, prompt_batch
 from rollplex.model.build import build
+from rollplex.model.device import finish, limit_private, private_memory
 from rollplex.model.measure import GraphMeter, ScratchMeter
-from rollplex.model.prefix import export_state, prefix_backward, prefix_forward
+from rollplex.model.prefix import PrefixState, export_state, prefix_backward, prefix_forward
 from rollplex.model.responses import response_batch, split_values
 from rollplex.model.setup import prepare_torch
 from rollplex.model.suffix import suffix_forward
+from rollplex.multiprocessors import Multiprocessors, Side
+from rollplex.multiprocessors.green import GreenDriver
 from rollplex.protocol.common import (
     CachesDropped,
     Committed,
@@ -35,12 +42,14 @@ from rollplex.protocol.common import (
     Drain,
     Drained,
     Held,
+    LeaseRef,
     Leave,
     Loaded,
     PromptSlot,
     SegmentRef,
 )
 from rollplex.protocol.prefix import (
+    Activations,
     FromPrefix,
     LoadPrefix,
     PrefixBackward,
@@ -53,7 +62,7 @@ from rollplex.protocol.prefix import (
     Which,
 )
 from rollplex.worker import Segments
-from rollplex_prefix.units import ActorUnit, ReferenceUnit, Units
+from rollplex_prefix.units import ActorUnit, Again, ReferenceUnit, Units
 
 NO_STEP = -1
 Reply = Callable[[FromPrefix], None]
@@ -74,6 +83,7 @@ class PrefixService:
         match message:
             case LoadPrefix():
                 self._loaded = _Loaded(message, self._segments)
+                finish(self._loaded.device)
                 reply(Loaded(cause=message.cause, table_bytes=self._loaded.table.total_bytes))
             case PrefixForward():
                 reply(self._forward(message))
@@ -104,11 +114,15 @@ class PrefixService:
         ready = self._ready
         ready.header.require(message.version)
         start_s = time.monotonic()
-        batch = self._batch(message.inputs, message.prompts, message.copies)
-        if message.which is Which.ACTOR:
-            held = self._actor_forward(message, batch)
-        else:
-            held = self._reference_forward(message, batch)
+        lease = message.lease
+        share = ready.multiprocessors.on_share(message.share, Side.LAST)
+        with share, self._private(f"{message.which} prefix unit {message.unit}", lease):
+            batch = self._batch(message.inputs, message.prompts, message.copies)
+            if message.which is Which.ACTOR:
+                held = self._actor_forward(message, batch)
+            else:
+                held = self._reference_forward(message, batch)
+            finish(ready.device)
         ready.header.require(message.version)
         return PrefixReady(
             cause=message.cause,
@@ -118,25 +132,35 @@ class PrefixService:
             start_s=start_s,
             end_s=time.monotonic(),
             vision_prompts=batch.vision_prompts,
-            held=(Held(lease=message.lease.lease, size_bytes=held),),
+            held=() if lease is None else (Held(lease=lease.lease, size_bytes=held),),
         )
 
     def _actor_forward(self, message: PrefixForward, batch: PromptBatch) -> int:
         if message.kv is None:
             raise StateError("an actor prefix needs a segment for its K/V", got="none", needed="kv")
         ready = self._ready
-        with GraphMeter() as meter:
-            state = prefix_forward(ready.actor, batch, grad=True)
-        outputs = (*state.keys, *state.values, state.last_hidden)
-        held = meter.held_bytes(outputs, excluding=ready.actor.parameters())
         layout = KvLayout(ready.shape, batch.rows, batch.tokens, ready.table.dtype)
         kv = kv_views(self._segments.attach(message.kv), layout)
-        export_state(state, kv)
+        kept: PrefixState | Again
+        if message.activations is Activations.RECOMPUTE:
+            prefix_forward(ready.actor, batch, grad=False, into=kv)
+            kept, held = Again(inputs=message.inputs, prompts=message.prompts, copies=message.copies), 0
+        else:
+            kept, held = self._with_graph(batch)
+            export_state(kept, kv)
         self._units.keep_actor(
             message.unit,
-            ActorUnit(step=message.step, version=message.version, state=state, segment=message.kv.segment, views=kv),
+            ActorUnit(step=message.step, version=message.version, kept=kept, segment=message.kv.segment, views=kv),
         )
         return held
+
+    def _with_graph(self, batch: PromptBatch) -> tuple[PrefixState, int]:
+        """The actor's state with its graph, and the bytes that both hold."""
+        actor = self._ready.actor
+        with GraphMeter() as meter:
+            state = prefix_forward(actor, batch, grad=True)
+        outputs = (*state.keys, *state.values, state.last_hidden)
+        return state, meter.held_bytes(outputs, excluding=actor.parameters())
 
     def _reference_forward(self, message: PrefixForward, batch: PromptBatch) -> int:
         if self._ready.reference is None:
@@ -155,9 +179,10 @@ class PrefixService:
         start_s = time.monotonic()
         entry = self._units.reference(message.unit, message.step)
         rows = entry.rows(tuple(r.group for r in message.responses))
-        tokens, lengths = response_batch(message.responses)
+        tokens, lengths = response_batch(message.responses, device=ready.device)
         assert ready.reference is not None, "a reference unit exists"
-        with torch.no_grad(), ScratchMeter() as scratch:
+        private = self._private(f"scoring of suffix unit {message.suffix_unit}", message.workspace)
+        with private, torch.no_grad(), ScratchMeter() as scratch:
             out = suffix_forward(
                 ready.reference,
                 entry.state.select(rows),
@@ -187,20 +212,53 @@ class PrefixService:
                 gradient.zero_()
             self._arena_step = message.step
         entry = self._units.take_actor(message.unit, message.step, message.version)
-        prefix_backward(entry.state, entry.views.d_keys, entry.views.d_values, entry.views.d_last_hidden)
+        with self._private(f"backward of prefix unit {message.unit}", message.workspace):
+            held = self._run_backward(entry, message)
+            finish(ready.device)  # also because the segment is unmapped next
         segment = entry.segment
         del entry
         self._segments.detach(segment)
         ready.header.require(message.version)
         return PrefixBackwardDone(
-            cause=message.cause, step=message.step, unit=message.unit, start_s=start_s, end_s=time.monotonic()
+            cause=message.cause,
+            step=message.step,
+            unit=message.unit,
+            start_s=start_s,
+            end_s=time.monotonic(),
+            held=held,
         )
+
+    def _run_backward(self, entry: ActorUnit, message: PrefixBackward) -> tuple[Held, ...]:
+        """Adds the unit's gradients to the arena; returns what was held for it beyond its forward's lease."""
+        state = entry.kept
+        held: tuple[Held, ...] = ()
+        if isinstance(state, Again):
+            if message.workspace is None:
+                raise StateError(
+                    f"prefix unit {message.unit} kept no graph, so its forward runs again",
+                    got="no workspace",
+                    needed="workspace",
+                )
+            state, size_bytes = self._with_graph(self._batch(state.inputs, state.prompts, state.copies))
+            held = (Held(lease=message.workspace.lease, size_bytes=size_bytes),)
+        prefix_backward(state, entry.views.d_keys, entry.views.d_values, entry.views.d_last_hidden)
+        return held
 
     def _batch(self, inputs: SegmentRef, prompts: tuple[PromptSlot, ...], copies: int) -> PromptBatch:
         mapping = self._segments.attach(inputs)
         self._inputs.add(inputs.segment)
-        row_width = self._ready.shape.row_width
-        return prompt_batch(lambda at, shape, dtype: tensor(mapping, at, shape, dtype), prompts, row_width, copies)
+        ready = self._ready
+        return prompt_batch(
+            lambda at, shape, dtype: tensor(mapping, at, shape, dtype),
+            prompts,
+            ready.shape.row_width,
+            copies,
+            device=ready.device,
+        )
+
+    def _private(self, unit: str, lease: LeaseRef | None) -> AbstractContextManager[None]:
+        asked_bytes = 0 if lease is None else lease.size_bytes
+        return private_memory(unit, asked_bytes=asked_bytes, cap_bytes=self._ready.private_bytes)
 
     def _drop_inputs(self) -> None:
         for segment in self._inputs:
@@ -219,7 +277,10 @@ class _Loaded:
 
     def __init__(self, message: LoadPrefix, segments: Segments) -> None:
         spec = message.model
-        prepare_torch(spec)
+        self.device = prepare_torch(spec)
+        self.multiprocessors = Multiprocessors(GreenDriver if self.device.type == "cuda" else None)
+        self.private_bytes = message.private_bytes
+        limit_private(self.device, message.private_bytes)
         folder = Path(spec.path)
         self.shape = read_shape(folder)
         self.table = parameter_table(self.shape, dtype=spec.dtype, freeze_vision=spec.freeze_vision)

@@ -10,15 +10,25 @@ from dataclasses import dataclass
 from rollplex.errors import StateError
 from rollplex.memory.tensors import KvViews
 from rollplex.model.prefix import PrefixState
+from rollplex.protocol.common import PromptSlot, SegmentRef
+
+
+@dataclass(frozen=True, kw_only=True)
+class Again:
+    """A forward that kept no graph. `inputs` stays mapped until the step is over."""
+
+    inputs: SegmentRef
+    prompts: tuple[PromptSlot, ...]
+    copies: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class ActorUnit:
-    """An actor prefix between forward and backward: its graph and its segment."""
+    """An actor prefix between forward and backward: its segment, and its graph or what it can be made from again."""
 
     step: int
     version: int
-    state: PrefixState
+    kept: PrefixState | Again
     segment: int
     views: KvViews
 

@@ -24,6 +24,7 @@ from rollplex.memory.header import HeaderPage
 from rollplex.memory.segment import Mapping
 from rollplex.memory.tensors import DTYPES, optimizer_views, tensor, views
 from rollplex.model.build import Model, build
+from rollplex.model.device import limit_private
 from rollplex.model.setup import prepare_torch
 from rollplex.model.weights import fill, save_folder
 from rollplex.protocol.common import SegmentRef
@@ -55,6 +56,8 @@ class SegmentSource(Protocol):
 
     def attach(self, ref: SegmentRef) -> Mapping: ...
 
+    def attach_new(self, ref: SegmentRef) -> Mapping: ...
+
     def detach(self, segment: int) -> None: ...
 
 
@@ -70,7 +73,9 @@ class LoadedTrainer:
             SegmentError: a segment that is not what it should be.
         """
         spec = message.model
-        prepare_torch(spec)
+        self.device = prepare_torch(spec)
+        self.private_bytes = message.private_bytes
+        limit_private(self.device, message.private_bytes)
         self.algorithm = message.algorithm
         self.settings = message.optimizer
         self.never_sampled = spec.never_sampled
@@ -85,26 +90,26 @@ class LoadedTrainer:
                 do="Run the same version of Rollplex and the same model folder everywhere",
                 where=spec.path,
             )
-        self.mapping = segments.attach(message.actor)
+        self.mapping = segments.attach_new(message.actor)
         self.header = HeaderPage(self.mapping, run_id=segments.run_id, table_hash=self.table.hash)
         self.weights = views(self.mapping, self.table)
         self.parameters = _flat(self.mapping, self.table)
         fill(self.table, self.weights, self.folder)
         if message.reference is not None:
-            self._fill_reference(segments.attach(message.reference))
+            self._fill_reference(segments.attach_new(message.reference))
 
         arena_table = gradient_table(self.table)
-        arena = segments.attach(message.gradients)
+        arena = segments.attach_new(message.gradients)
         gradients = self._gradients = views(arena, arena_table)
         self.arena = _flat(arena, arena_table)
         self.arena.zero_()
-        self.prefix_arena = _flat(segments.attach(message.prefix_gradients), arena_table)
+        self.prefix_arena = _flat(segments.attach_new(message.prefix_gradients), arena_table)
         self._freeze_vision = spec.freeze_vision
         self.model = self._build(plain=False)
 
         settings = message.optimizer
         self._state_table = optimizer_table(self.table, name=settings.name, momentum=settings.momentum)
-        self._state = optimizer_views(segments.attach(message.optimizer_state), self._state_table)
+        self._state = optimizer_views(segments.attach_new(message.optimizer_state), self._state_table)
         self.optimizer = SegmentOptimizer(
             settings, self.table, weights=self.weights, gradients=gradients, state=self._state
         )
@@ -171,13 +176,20 @@ class LoadedTrainer:
             value.copy_(self.weights[name])
 
 
-def libraries() -> dict[str, str]:
+def libraries(device: torch.device) -> dict[str, str]:
     """Versions of what decides the numbers of a run, for the manifest of a checkpoint."""
     return {
         "python": platform.python_version(),
         "cpu": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
+        **_gpu(device),
         **{name: _version(name) for name in _DECIDING},
     }
+
+
+def _gpu(device: torch.device) -> dict[str, str]:
+    if device.type != "cuda":
+        return {}
+    return {"gpu": torch.cuda.get_device_name(device), "cuda": str(torch.version.cuda)}
 
 
 def _version(name: str) -> str:

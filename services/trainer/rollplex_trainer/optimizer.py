@@ -96,8 +96,9 @@ class SegmentOptimizer:
 
     def restore(self) -> None:
         """The segment's state was filled from a checkpoint: the private step counters follow it."""
+        made = float(self.steps_made)
         for step in self._steps:
-            step.fill_(float(self.steps_made))
+            step.fill_(made)
 
     def step(self, learning_rate: float) -> None:
         """One update of all weights from the gradients as they lie in the arena."""
@@ -132,10 +133,11 @@ class SegmentOptimizer:
         """Give torch's optimizer the segment's tensors as its state. Its step counters, one per parameter, are private
         copies of the segment's one."""
         moments = {kind: tensors for kind, tensors in self._state.states.items() if kind != "master"}
+        made = float(self.steps_made)
         for entry, slot in zip(entries, self._slots, strict=True):
             own: dict[str, object] = {kind: tensors[entry.name] for kind, tensors in moments.items()}
             if "exp_avg" in own:
-                step = torch.tensor(float(self.steps_made), dtype=torch.float32, device=slot.weight.device)
+                step = torch.tensor(made, dtype=torch.float32, device=slot.weight.device)
                 own["step"] = step
                 self._steps.append(step)
             self._optimizer.state[slot.parameter] = own
@@ -144,7 +146,8 @@ class SegmentOptimizer:
 def global_norm(arena: Tensor) -> float:
     """Euclidean norm of a whole gradient arena (alignment gaps are 0), summed in float64; not finite if any is not."""
     parts = torch.split(arena, _NORM_NUMBERS)  # torch widens a part as a whole
-    return math.hypot(*(float(torch.linalg.vector_norm(part, dtype=torch.float64)) for part in parts))
+    norms = torch.stack([torch.linalg.vector_norm(part, dtype=torch.float64) for part in parts])
+    return math.hypot(*norms.tolist())  # one wait for the device, not one per part
 
 
 def clip_factor(norm: float, max_norm: float) -> float:

@@ -7,8 +7,12 @@ who else reads the weights, what a step is worth.
                      this process's arena
     TrainWhole       header = version? ▸ the same without a split: all gradients into this process's arena
     PrepareUpdate    arena += prefix arena ▸ / normaliser ▸ norm ▸ finite? ▸ clip ▸ vote
+    KeepGradients    the arena, as it was voted on, into a file
     ApplyUpdate      header UPDATING ▸ step ▸ finite? ▸ digest ▸ header version + 1, STABLE ▸ arena = 0
     SkipUpdate       arena = 0
+
+Before an answer, everything that it speaks of is complete on the device (`rollplex.model.device`): the prefix service
+reads the gradients of K and V, and every reader the weights, as soon as they hear of them.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import assert_never
 
@@ -26,6 +31,7 @@ from rollplex.checkpoint.folder import Identity, save
 from rollplex.errors import StateError, UpdateError
 from rollplex.layout.kv import KvLayout
 from rollplex.memory.tensors import KvViews, kv_views, require_mapped
+from rollplex.model.device import finish, private_memory
 from rollplex.model.measure import GraphMeter, ScratchMeter
 from rollplex.model.prefix import PrefixState, leaf_state
 from rollplex.model.responses import split_values
@@ -35,6 +41,8 @@ from rollplex.protocol.trainer import (
     ApplyUpdate,
     CheckpointSaved,
     FromTrainer,
+    GradientsKept,
+    KeepGradients,
     LoadTrainer,
     PrepareUpdate,
     SaveCheckpoint,
@@ -48,6 +56,7 @@ from rollplex.protocol.trainer import (
     UpdateVote,
     WholeTrained,
 )
+from rollplex_trainer.gradient_file import keep_gradients
 from rollplex_trainer.loaded import LoadedTrainer, SegmentSource, libraries
 from rollplex_trainer.losses import unit_loss
 from rollplex_trainer.optimizer import all_finite, clip_factor, global_norm
@@ -78,6 +87,8 @@ class TrainerService:
                 reply(self._train_whole(message))
             case PrepareUpdate():
                 reply(self._prepare(message))
+            case KeepGradients():
+                reply(self._keep_gradients(message))
             case ApplyUpdate():
                 reply(self._apply(message))
             case SkipUpdate():
@@ -97,17 +108,24 @@ class TrainerService:
         if self._loaded is not None:
             raise StateError("A second LoadTrainer", got="weights that are loaded", needed="a new process")
         self._loaded = LoadedTrainer(message, self._segments)
-        return Loaded(cause=message.cause, table_bytes=self._loaded.table.total_bytes, libraries=libraries())
+        finish(self._loaded.device)
+        return Loaded(
+            cause=message.cause,
+            table_bytes=self._loaded.table.total_bytes,
+            libraries=libraries(self._loaded.device),
+        )
 
     def _train(self, message: TrainSuffix) -> SuffixTrained:
         ready = self._ready
         start_s = time.monotonic()
         ready.header.require(message.version)
         step = self._step_of(message.step, message.version)
-        unit = read_unit(message, ready.algorithm, ready.shape.vocab)
+        unit = read_unit(message, ready.algorithm, ready.shape.vocab, device=ready.device)
         step.begin_unit(message.suffix_unit)
-        with ScratchMeter() as scratch:
+        asked_bytes = message.workspace.size_bytes + message.scratch.size_bytes
+        with self._private(f"suffix unit {message.suffix_unit}", asked_bytes), ScratchMeter() as scratch:
             logprobs, held_bytes = self._forward_backward(message, unit, step)
+        finish(ready.device)  # the gradients of K and V are there before the prefix service hears of it
         ready.header.require(message.version)
         if message.release:
             self._segments.detach(message.kv.segment)
@@ -129,9 +147,14 @@ class TrainerService:
         start_s = time.monotonic()
         ready.header.require(message.version)
         step = self._step_of(message.step, message.version)
-        unit = read_unit(message, ready.algorithm, ready.shape.vocab)
+        unit = read_unit(message, ready.algorithm, ready.shape.vocab, device=ready.device)
         step.begin_whole()
-        logprobs, held_bytes = train_whole(ready, message, unit, self._segments.attach(message.inputs), step.metrics)
+        inputs = self._segments.attach(message.inputs)
+        asked_bytes = message.workspace.size_bytes + message.scratch.size_bytes
+        with self._private("a whole sequence", asked_bytes):
+            logprobs, held_bytes = train_whole(ready, message, unit, inputs, step.metrics)
+        del inputs
+        finish(ready.device)
         ready.header.require(message.version)
         self._segments.detach(message.inputs.segment)
         return WholeTrained(
@@ -196,6 +219,7 @@ class TrainerService:
         step.stage = Stage.ACCEPTED if finite and not step.whole else Stage.REFUSED
         rate = learning_rate(ready.settings, message.version)
         metrics = step.metrics.result(grad_norm=norm, learning_rate=rate)
+        finish(ready.device)
         return UpdateVote(
             cause=message.cause,
             step=message.step,
@@ -205,13 +229,20 @@ class TrainerService:
             metrics=metrics,
         )
 
+    def _keep_gradients(self, message: KeepGradients) -> GradientsKept:
+        self._open_step(message.step).require(Stage.ACCEPTED, "keep the gradients")
+        size_bytes = keep_gradients(self._ready.arena, Path(message.file))
+        return GradientsKept(cause=message.cause, step=message.step, size_bytes=size_bytes)
+
     def _apply(self, message: ApplyUpdate) -> UpdateApplied:
         ready = self._ready
         start_s = time.monotonic()
         self._open_step(message.step, message.version).require(Stage.ACCEPTED, "apply the update")
         ready.header.begin_update(message.version)
         try:
-            ready.optimizer.step(learning_rate(ready.settings, message.version))
+            with self._private("the optimizer step", 0):
+                ready.optimizer.step(learning_rate(ready.settings, message.version))
+            finish(ready.device)  # the version is published last: after every weight, wherever the header lies
             if not all_finite(ready.parameters):
                 raise UpdateError(
                     "The update left weights that are not finite",
@@ -226,6 +257,7 @@ class TrainerService:
             raise
         ready.header.publish(message.version + 1, digest)
         self._drop_gradients()
+        finish(ready.device)
         return UpdateApplied(
             cause=message.cause,
             step=message.step,
@@ -250,7 +282,7 @@ class TrainerService:
             Identity(step=message.step, version=message.version, digest=header.digest, table_hash=ready.table.hash),
             needed_bytes=ready.checkpoint_bytes,
             write=lambda folder: ready.write_checkpoint(folder, message.state_json),
-            libraries=libraries(),
+            libraries=libraries(ready.device),
         )
         return CheckpointSaved(
             cause=message.cause,
@@ -284,6 +316,9 @@ class TrainerService:
         self._ready.arena.zero_()
         self._step = None
 
+    def _private(self, unit: str, asked_bytes: int) -> AbstractContextManager[None]:
+        return private_memory(unit, asked_bytes=asked_bytes, cap_bytes=self._ready.private_bytes)
+
     @property
     def _ready(self) -> LoadedTrainer:
         if self._loaded is None:
@@ -292,8 +327,9 @@ class TrainerService:
 
 
 def _leaves(message: TrainSuffix, unit: SuffixUnit, kv: KvViews) -> PrefixState:
-    lengths = torch.tensor([prompt.tokens for prompt in message.prompts])
-    positions = torch.tensor([prompt.next_position for prompt in message.prompts])
+    device = unit.tokens.device
+    lengths = torch.tensor([prompt.tokens for prompt in message.prompts], device=device)
+    positions = torch.tensor([prompt.next_position for prompt in message.prompts], device=device)
     return leaf_state(
         kv,
         lengths.repeat_interleave(message.copies),

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rollplex.advantages import Float64s, GroupAdvantages, group_advantages
 from rollplex.errors import ProtocolError
+from rollplex.model.device import HOST
 from rollplex.model.responses import join_values, response_batch
 from rollplex.protocol.trainer import Algorithm, TrainSuffix, TrainWhole
 
@@ -29,7 +30,7 @@ class SuffixUnit:
     lengths: Tensor
     """int64 [rows]."""
     rollout: Tensor
-    """float64 [rows, R]: log-probabilities as sampled."""
+    """float64 [rows, R]: log-probabilities as sampled. For the metrics only, so it stays on the host."""
     reference: Tensor | None
     """float64 [rows, R]."""
     rewards: tuple[Float64s, ...]
@@ -39,21 +40,26 @@ class SuffixUnit:
     @property
     def advantages(self) -> Tensor:
         """float64 [rows]."""
-        return torch.from_numpy(np.concatenate([group.values for group in self.groups]))
+        return self._per_row([group.values for group in self.groups])
 
     @property
     def weights(self) -> Tensor:
         """float64 [rows], 0 or 1."""
-        return torch.from_numpy(np.concatenate([group.weights for group in self.groups]))
+        return self._per_row([group.weights for group in self.groups])
+
+    def _per_row(self, values: list[Float64s]) -> Tensor:
+        return torch.from_numpy(np.concatenate(values)).to(self.tokens.device)
 
 
-def read_unit(message: TrainSuffix | TrainWhole, algorithm: Algorithm, vocab: int) -> SuffixUnit:
-    """The unit of `message`.
+def read_unit(
+    message: TrainSuffix | TrainWhole, algorithm: Algorithm, vocab: int, *, device: torch.device = HOST
+) -> SuffixUnit:
+    """The unit of `message`, its tensors on `device`.
 
     Raises:
         ProtocolError: parts of the message disagree, a token is outside the vocabulary, or rewards cannot be used.
     """
-    tokens, lengths = response_batch(message.responses)
+    tokens, lengths = response_batch(message.responses)  # looked at here, then moved
     where = _where(message)
     if int(tokens.min()) < 0 or int(tokens.max()) >= vocab:
         raise ProtocolError(
@@ -72,10 +78,14 @@ def read_unit(message: TrainSuffix | TrainWhole, algorithm: Algorithm, vocab: in
     batch_rewards = _float64s(message.batch_rewards, "batch_rewards") if message.batch_rewards else None
     return SuffixUnit(
         prefix_rows=_prefix_rows(message) if isinstance(message, TrainSuffix) else _whole_rows(message),
-        tokens=tokens,
-        lengths=lengths,
+        tokens=tokens.to(device),
+        lengths=lengths.to(device),
         rollout=join_values(message.rollout_logprobs, message.responses),
-        reference=join_values(message.reference_logprobs, message.responses) if message.reference_logprobs else None,
+        reference=(
+            join_values(message.reference_logprobs, message.responses, device=device)
+            if message.reference_logprobs
+            else None
+        ),
         rewards=rewards,
         groups=tuple(
             group_advantages(r, loss=algorithm.loss, scale=algorithm.scale_rewards, batch_rewards=batch_rewards)

@@ -34,8 +34,9 @@ def train_whole(
     Returns:
         Log-probabilities [rows, R], 0 at padding, without a graph; and the most bytes that one graph held.
     """
-    mask = torch.arange(unit.tokens.shape[1]) < unit.lengths[:, None]
-    logprobs = torch.zeros(mask.shape, dtype=softmax_dtype(ready.plain_model.dtype))
+    device = unit.tokens.device
+    mask = torch.arange(unit.tokens.shape[1], device=device) < unit.lengths[:, None]
+    logprobs = torch.zeros(mask.shape, dtype=softmax_dtype(ready.plain_model.dtype), device=device)
     entropies, held_bytes = torch.zeros_like(logprobs), 0
     slots = [slot for slot, r in zip(message.prompts, message.responses, strict=True) for _ in r.lengths]
     for row, (slot, length) in enumerate(zip(slots, unit.lengths.tolist(), strict=True)):

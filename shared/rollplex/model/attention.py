@@ -44,20 +44,25 @@ class PrefixContext:
     """Causal self-attention over right-padded prompts; keeps K (after rope) and V of each layer, [B, kv, P, D].
 
     No padding mask: a real query comes before every padded key. With `graph` the kept tensors belong to the autograd
-    graph, otherwise they are contiguous copies.
+    graph, otherwise they are contiguous copies: in `into` (keys, values by layer) if it is given, else of their own.
     """
 
     graph: bool
+    into: tuple[list[Tensor], list[Tensor]] | None = None
     keys: list[Tensor] = field(default_factory=list)
     values: list[Tensor] = field(default_factory=list)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         if layer != len(self.keys):
             raise AssertionError(f"layer {layer} came when layer {len(self.keys)} was due")
-        if not self.graph:
-            key, value = key.contiguous(), value.contiguous()
-        self.keys.append(key)
-        self.values.append(value)
+        if self.into is not None:
+            self.keys.append(self.into[0][layer].copy_(key))
+            self.values.append(self.into[1][layer].copy_(value))
+        else:
+            if not self.graph:
+                key, value = key.contiguous(), value.contiguous()
+            self.keys.append(key)
+            self.values.append(value)
         grouped = query.shape[1] != key.shape[1]
         out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped)
         return out.transpose(1, 2)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rollplex.errors import DataError
+from rollplex.model.device import HOST
 from rollplex.model.vision import Grid
 from rollplex.protocol.common import PromptSlot
 
@@ -53,9 +54,9 @@ def prompt_batch(
     row_width: int,
     copies: int = 1,
     *,
-    device: torch.device | str = "cpu",
+    device: torch.device = HOST,
 ) -> PromptBatch:
-    """Reads `slots` from the inputs segment; everything is copied out of it.
+    """Reads `slots` from the inputs segment, which is in host memory; everything is copied out of it, to `device`.
 
     Args:
         source: tensors over the inputs segment.
@@ -72,8 +73,8 @@ def prompt_batch(
         if slot.tokens == 0:
             raise DataError("a prompt has no tokens", where=f"row {slot.row}", do="Give the row a prompt.")
     longest = max(slot.tokens for slot in slots)
-    ids = torch.zeros(len(slots), longest, dtype=torch.int64)
-    positions = torch.zeros(3, len(slots), longest, dtype=torch.int64)
+    ids = torch.zeros(len(slots), longest, dtype=torch.int64, device=HOST)
+    positions = torch.zeros(3, len(slots), longest, dtype=torch.int64, device=HOST)
     for row, slot in enumerate(slots):
         ids[row, : slot.tokens] = source(slot.ids_offset, (slot.tokens,), torch.int64)
         positions[:, row, : slot.tokens] = source(slot.positions_offset, (3, slot.tokens), torch.int64)

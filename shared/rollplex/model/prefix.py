@@ -58,18 +58,22 @@ class PrefixState:
         )
 
 
-def prefix_forward(model: Model, batch: PromptBatch, *, grad: bool) -> PrefixState:
+def prefix_forward(model: Model, batch: PromptBatch, *, grad: bool, into: KvViews | None = None) -> PrefixState:
     """Runs the prompts once, together.
 
     Args:
         model: from `rollplex.model.build`.
         batch: B prompts, right-padded to P tokens.
         grad: keep the autograd graph for `prefix_backward`. Without it K and V are contiguous and nothing else is held.
+        into: a unit's segment to write K, V and the last hidden state to, layer by layer; the state that is returned is
+            made of views of it. Only without `grad`: a graph must not look at what others write.
 
     Raises:
         DataError: the placeholders in the ids are not as many as the media's features.
     """
-    context = PrefixContext(graph=grad)
+    if grad and into is not None:
+        raise AssertionError("a graph over a segment: export the state instead")
+    context = PrefixContext(graph=grad, into=None if into is None else (into.keys, into.values))
     with nullcontext() if grad else torch.no_grad():
         embeds = _embed(model, batch)
         hidden = model.model.language_model(
@@ -80,6 +84,8 @@ def prefix_forward(model: Model, batch: PromptBatch, *, grad: bool) -> PrefixSta
             rollplex=context,
         ).last_hidden_state
         last_hidden = hidden[torch.arange(batch.rows, device=hidden.device), batch.lengths - 1]
+        if into is not None:
+            last_hidden = into.last_hidden.copy_(last_hidden)
     return PrefixState(
         keys=context.keys,
         values=context.values,

@@ -23,6 +23,8 @@ from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.vision_utils import get_vision_cu_seqlens, get_vision_position_ids, get_vision_window_index
 
+from rollplex.model.device import HOST
+
 VISION_ATTENTION = "rollplex_flash_layout"
 Grid = tuple[int, int, int]
 """Frames, height and width of one image or video, in patches."""
@@ -104,8 +106,8 @@ def vision_features(visual: nn.Module, pixel_rows: Tensor, grids: Sequence[Grid]
 
 @lru_cache(maxsize=PLANS_KEPT)
 def vision_plan(grids: tuple[Grid, ...], merge: int, window: int, patch: int, device: torch.device) -> VisionPlan:
-    """The tables for these grids, on `device`, from transformers' own helpers. window 0: a tower without windows."""
-    sizes = torch.tensor(grids, dtype=torch.int64)
+    """The tables for these grids on `device`; made on the host by transformers' own helpers. window 0: no windows."""
+    sizes = torch.tensor(grids, dtype=torch.int64, device=HOST)
     full = windows = _packed(get_vision_cu_seqlens(sizes), device)
     index = None
     if window:
@@ -126,7 +128,7 @@ def _packed(boundaries: Tensor, device: torch.device) -> Packed:
     on_device = boundaries.to(device)
     if len(lengths) == 1:
         return Packed(boundaries=on_device, lengths=lengths, indices=None, restore=None)
-    indices = [(starts[sizes == n, None] + torch.arange(n)).flatten() for n in lengths]
+    indices = [(starts[sizes == n, None] + torch.arange(n, device=HOST)).flatten() for n in lengths]
     restore = torch.cat(indices).argsort()
     return Packed(
         boundaries=on_device,

@@ -65,9 +65,9 @@ class Activations(StrEnum):
     """Nothing; the whole forward runs again right before the backward."""
 
 
-# coordinator -> prefix: run the prompts' prefix once, together. The actor's keeps its graph and writes K, V and the
-# last hidden state into `kv`; the reference's stays private under `lease`. `copies` is 1, or the group size when
-# prefixes are replicated. Answer: PrefixReady.
+# coordinator -> prefix: run the prompts' prefix once, together. The actor's writes K, V and the last hidden state into
+# `kv` and keeps of its graph what `activations` says; the reference's stays private under `lease`. `copies` is 1, or
+# the group size when prefixes are replicated. Answer: PrefixReady.
 class PrefixForward(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     cause: Count
     step: Count
@@ -77,8 +77,8 @@ class PrefixForward(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     inputs: SegmentRef
     prompts: Annotated[tuple[PromptSlot, ...], Meta(max_length=MAX_ITEMS)]
     copies: Count
-    lease: LeaseRef
-    """Private memory: the reference's K/V, or the actor's activations."""
+    lease: LeaseRef | None
+    """Private memory: the reference's K/V, or the actor's activations. None if nothing is kept."""
     kv: SegmentRef | None
     """Segment for the actor's K/V and their gradients (`rollplex.layout.kv`); None for the reference."""
     activations: Activations = Activations.KEEP
@@ -123,7 +123,8 @@ class SuffixScored(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 # coordinator -> prefix: the trainer has left the gradients of K, V and the last hidden state in the unit's segment;
-# run the backward into this process's arena, then drop graph and segment. Answer: PrefixBackwardDone.
+# run the backward into this process's arena, then drop graph and segment. Where nothing was kept, the forward runs
+# again first, on the same prompts: their inputs stay where they are until then. Answer: PrefixBackwardDone.
 class PrefixBackward(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     cause: Count
     step: Count
@@ -140,6 +141,7 @@ class PrefixBackwardDone(Struct, frozen=True, kw_only=True, forbid_unknown_field
     unit: Count
     start_s: Seconds
     end_s: Seconds
+    held: Holdings = ()
 
 
 ToPrefix: TypeAlias = (

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from rollplex.errors import BudgetError
 from rollplex.journal.events import IterationDone, LeaseGranted
 from rollplex.journal.phases import Phase
-from rollplex_coordinator.memory.budget import plan_memory
-from rollplex_coordinator.memory.sizes import ROLLOUT_KV, SCORE_WORKSPACE, TRAIN_WORKSPACE, Sizes
+from rollplex.protocol.common import Kind, Role
+from rollplex_coordinator.memory.budget import plan_memory, planned_blocks
+from rollplex_coordinator.memory.sizes import PREFIX_BACKWARD, ROLLOUT_KV, SCORE_WORKSPACE, TRAIN_WORKSPACE, Sizes
 from rollplex_coordinator.steps.iteration import Iteration
 from support.core import AMPLE, DEVICE, Core, check_data, make_config, minimum_bytes
 
@@ -61,6 +62,21 @@ def test_private_blocks_are_reserved_for_the_phases_in_which_the_schedule_uses_t
     assert stream[SCORE_WORKSPACE] == {Phase.ROLLOUT, Phase.SCORE}
 
 
+@pytest.mark.parametrize("schedule", ["serial", "overlap", "stream"])
+def test_recomputed_prefixes_need_one_units_graph_at_a_time_and_only_in_a_backward(
+    model_folder: Path, schedule: str
+) -> None:
+    sections: dict[str, Any] = {"run": {"schedule": schedule}, "memory": {"prefix_activations": "recompute"}}
+    phases = reserved(model_folder, **sections)
+    assert phases[PREFIX_BACKWARD] == phases[TRAIN_WORKSPACE]
+    assert PREFIX_BACKWARD not in reserved(model_folder, run={"schedule": schedule})
+    config = make_config(model_folder, **sections)
+    blocks = planned_blocks(config, Sizes(config), check_data(config), DEVICE)
+    assert Kind.PREFIX_ACTIVATIONS not in {block.kind for block in blocks}
+    (backward,) = [block for block in blocks if block.purpose == PREFIX_BACKWARD]
+    assert (backward.owner, backward.unit) == (Role.PREFIX, "")
+
+
 def test_smaller_prefix_batches_need_a_smaller_budget(model_folder: Path) -> None:
     budgets = [minimum_bytes(model_folder, {"batching": {"prefix_prompts": n}}) for n in (1, 2, 4)]
     assert budgets == sorted(set(budgets))
@@ -76,6 +92,7 @@ def test_iterations_never_run_out_of_the_smallest_budget(seed: int, model_folder
         "data": {"prompts_per_iteration": 4},
         "algorithm": {"beta": rng.choice([0.0, 0.1])},
         "batching": {"decode_prompts": rng.choice([0, 1, 3]), "prefix_prompts": rng.choice([0, 1, 2])},
+        "memory": {"prefix_activations": rng.choice(["keep", "recompute"])},
     }
     least = minimum_bytes(model_folder, sections)
     with Core(make_config(model_folder, **sections), tmp_path, rng, least) as core:

@@ -22,7 +22,7 @@ from rollplex.protocol.inputs import DataChecked, SourceChecked
 from rollplex.protocol.prefix import Which
 from rollplex_coordinator.decisions.plan import plan_step
 from rollplex_coordinator.memory.leasing import Want
-from rollplex_coordinator.memory.sizes import ROLLOUT_KV, SCORE_WORKSPACE, TRAIN_WORKSPACE, Sizes
+from rollplex_coordinator.memory.sizes import PREFIX_BACKWARD, ROLLOUT_KV, SCORE_WORKSPACE, TRAIN_WORKSPACE, Sizes
 from support.core import make_config
 from support.workers import ROW_WIDTH, lay_out
 
@@ -93,6 +93,7 @@ def sections(draw: st.DrawFn) -> dict[str, Any]:
             "prefix_prompts": prefix,
             "suffix_prompts": draw(st.sampled_from(divisors)),
         },
+        "memory": {"prefix_activations": draw(st.sampled_from(["keep", "recompute"]))},
         "eval": [{"name": "held_out", "data": "other.jsonl"}],
     }
 
@@ -141,6 +142,8 @@ def test_no_unit_of_any_step_is_larger_than_its_bound(
         for which in Which:
             for want in sizes.prefix_unit(which, prompts, 0):
                 note(want.kind, want)
+        if (backward := sizes.backward_workspace(prompts, 0)) is not None:
+            note(PREFIX_BACKWARD, backward)
         for index in prefix.suffix:
             responses = responses_of(config, plan.suffix[index].groups, draw)
             note(SCORE_WORKSPACE, sizes.score_workspace(responses, 0))
@@ -213,6 +216,21 @@ def test_a_unit_asks_for_its_blocks_with_their_owners_and_lifetimes(model_folder
     sampling = train_sampling(make_config(model_folder), stop_ids=())
     assert overlap.rollout_kv(slots, sampling, 0).first is Phase.ROLLOUT
     assert overlap.rollout_kv(slots, replace(sampling, temperature=0.0), 0).last is Phase.EVAL
+
+
+@pytest.mark.parametrize("share_prefix", [True, False], ids=["shared", "replicated"])
+def test_what_a_recomputed_unit_does_not_ask_for_its_backward_asks_for(model_folder: Path, share_prefix: bool) -> None:
+    sections = {"run": {"share_prefix": share_prefix}}
+    keep = Sizes(make_config(model_folder, **sections))
+    again = Sizes(make_config(model_folder, **sections, memory={"prefix_activations": "recompute"}))
+    slots, _ = uniform(make_config(model_folder), 60, 80)
+    activations, segment = keep.prefix_unit(Which.ACTOR, slots, 0)
+    assert again.prefix_unit(Which.ACTOR, slots, 0) == (segment,)
+    assert keep.backward_workspace(slots, 0) is None
+    workspace = again.backward_workspace(slots, 0)
+    assert workspace is not None
+    assert workspace.size_bytes == activations.size_bytes
+    assert (workspace.kind, workspace.reservation) == (Kind.WORKSPACE, PREFIX_BACKWARD)
 
 
 @pytest.mark.parametrize("odd", [[(1, 2, 2)] * 2, [(1, 4, 2)], [(2, 2, 2)]], ids=str)

@@ -48,6 +48,7 @@ def draw_sections(rng: random.Random) -> dict[str, Any]:
             "prefix_prompts": prefix,
             "suffix_prompts": rng.choice([n for n in range(1, (prefix or 6) + 1) if (prefix or 6) % n == 0]),
         },
+        "memory": {"prefix_activations": rng.choice(["keep", "recompute"])},
     }
 
 
@@ -76,11 +77,15 @@ def check_prefixes(core: Core, plan: StepPlan, inputs: StepInputs, done: Gathere
     assert [(m.which, m.unit) for m in forwards] == [(which, unit.index) for which in kinds for unit in plan.prefix]
     for m in forwards:
         wants = core.sizes.prefix_unit(m.which, m.prompts, m.unit)
+        private = next((want for want in wants if not want.segment), None)
         assert m.prompts == tuple(inputs.prompts[g] for g in plan.prefix[m.unit].groups)
         assert (m.step, m.version, m.inputs, m.copies) == (STEP, 0, inputs.ref, core.sizes.copies)
-        assert (m.lease.kind, m.lease.size_bytes) == (wants[0].kind, wants[0].size_bytes)
-        assert (m.kv is None) == (m.which is Which.REFERENCE) == (len(wants) == 1)
-        assert m.kv is None or m.kv.size_bytes == wants[1].size_bytes
+        assert (m.lease is None) == (private is None) == (m.which is Which.ACTOR and core.sizes.recompute)
+        if m.lease is not None and private is not None:
+            assert (m.lease.kind, m.lease.size_bytes) == (private.kind, private.size_bytes)
+        assert m.activations == core.context.config.memory.prefix_activations
+        assert (m.kv is None) == (m.which is Which.REFERENCE)
+        assert m.kv is None or m.kv.size_bytes == wants[-1].size_bytes
     scores = core.sent(ScoreSuffix)
     assert len(scores) == (len(plan.suffix) if core.context.config.needs_reference else 0)
     for m in scores:
@@ -91,7 +96,11 @@ def check_prefixes(core: Core, plan: StepPlan, inputs: StepInputs, done: Gathere
         assert m.workspace.size_bytes == core.sizes.score_workspace(m.responses, m.suffix_unit).size_bytes
     backwards = core.sent(PrefixBackward)
     assert [m.unit for m in backwards] == [unit.index for unit in plan.prefix]
-    assert all((m.step, m.version) == (STEP, 0) for m in backwards)
+    for m in backwards:
+        want = core.sizes.backward_workspace(tuple(inputs.prompts[g] for g in plan.prefix[m.unit].groups), m.unit)
+        assert (m.step, m.version) == (STEP, 0)
+        assert (m.workspace is None) == (want is None)
+        assert m.workspace is None or want is None or m.workspace.size_bytes == want.size_bytes
 
 
 def check_training(core: Core, plan: StepPlan, inputs: StepInputs, done: Gathered) -> None:

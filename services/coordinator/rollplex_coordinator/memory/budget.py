@@ -6,27 +6,35 @@ the table from `peaks`.
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from rollplex.config.config import Config
 from rollplex.journal.phases import WORKING_PHASES, Phase
-from rollplex.protocol.common import Device, Kind, Role
+from rollplex.memory.placement import taken_bytes
+from rollplex.protocol.common import HOST_INDEX, Device, Kind, Memory, Role
 from rollplex.protocol.inputs import DataChecked
 from rollplex_coordinator.decisions.leases import Reservation
 from rollplex_coordinator.decisions.peaks import PlannedBlock, check_fits
-from rollplex_coordinator.memory.sizes import ROLLOUT_KV, SCORE_WORKSPACE, TRAIN_WORKSPACE, Sizes
+from rollplex_coordinator.memory.sizes import PREFIX_BACKWARD, ROLLOUT_KV, SCORE_WORKSPACE, TRAIN_WORKSPACE, Sizes
 
 ALWAYS = frozenset(WORKING_PHASES)
+SEGMENTS = frozenset(
+    {Kind.ACTOR_WEIGHTS, Kind.REFERENCE_WEIGHTS, Kind.GRADIENTS, Kind.OPTIMIZER_STATE, Kind.ACTOR_PREFIX_KV}
+)
+"""What processes share on a GPU; the rest is a process's own there, or lies in host memory."""
 COMPARER = "coordinator"
 """Who holds one pass's gradients during a verification."""
 
 
 def plan_memory(
-    config: Config, sizes: Sizes, data: DataChecked, device: Device, budget_bytes: int
+    config: Config, sizes: Sizes, data: DataChecked, device: Device, budget_bytes: int, *, host_bytes: int = 0
 ) -> tuple[Reservation, ...]:
     """Check that everything fits in turn.
 
     Args:
         config, sizes, data, device: as `planned_blocks` takes them.
         budget_bytes: what leases may take: the budget without `memory.overhead` (`rollplex.config.host.budget_bytes`).
+        host_bytes: what leases may take of host memory, where `device` is a GPU.
 
     Returns:
         The standing claims for private blocks without which work cannot go on.
@@ -35,10 +43,11 @@ def plan_memory(
         BudgetError: even one prefix unit at a time does not fit; shows the table.
     """
     bounds = sizes.bounds(data)
-    check_fits(planned_blocks(config, sizes, data, device), {device: budget_bytes}, config.overhead_bytes)
+    budgets = budgets_by_place(config, device, budget_bytes, host_bytes)
+    check_fits(planned_blocks(config, sizes, data, device), budgets, config.overhead_bytes)
     return tuple(
         Reservation(name=name, device=device, size_bytes=bounds[name], phases=phases)
-        for name, _, _, phases in _reserved(config)
+        for name, _, _, phases in _reserved(config, sizes)
     )
 
 
@@ -49,7 +58,7 @@ def planned_blocks(config: Config, sizes: Sizes, data: DataChecked, device: Devi
         config: of the run.
         sizes: of its blocks.
         data: what the check of the data counted.
-        device: where all of it lives.
+        device: where all of it lives but, if that is a GPU, what lies in host memory.
     """
     bounds = sizes.bounds(data)
     blocks = [
@@ -58,19 +67,45 @@ def planned_blocks(config: Config, sizes: Sizes, data: DataChecked, device: Devi
     ]
     blocks += [
         PlannedBlock(device=device, kind=kind, owner=owner, purpose=name, size_bytes=bounds[name], phases=phases)
-        for name, kind, owner, phases in _reserved(config)
+        for name, kind, owner, phases in _reserved(config, sizes)
     ]
-    return blocks + _units(config, device, bounds)
+    return [_placed(config, block) for block in blocks + _units(config, sizes, device, bounds)]
 
 
-def _reserved(config: Config) -> list[tuple[str, Kind, Role, frozenset[Phase]]]:
+def host_place(config: Config, device: Device) -> Device | None:
+    """Where a node that computes on a GPU keeps what lies in host memory; None: everything does, on `device`."""
+    return Device(node=device.node, index=HOST_INDEX) if config.device.kind == "cuda" else None
+
+
+def budgets_by_place(config: Config, device: Device, budget_bytes: int, host_bytes: int) -> dict[Device, int]:
+    """What leases may take, for a ledger."""
+    host = host_place(config, device)
+    return {device: budget_bytes} if host is None else {device: budget_bytes, host: host_bytes}
+
+
+def _placed(config: Config, block: PlannedBlock) -> PlannedBlock:
+    """Where a block lies and what it takes there (`rollplex_coordinator.memory.leasing`)."""
+    host = host_place(config, block.device)
+    if host is None:
+        return block
+    if block.kind is Kind.INPUTS or block.owner == COMPARER:
+        return replace(block, device=host)
+    if block.kind in SEGMENTS:
+        return replace(block, size_bytes=taken_bytes(block.size_bytes, Memory.CUDA))
+    return block
+
+
+def _reserved(config: Config, sizes: Sizes) -> list[tuple[str, Kind, Role, frozenset[Phase]]]:
     """Private blocks without which work cannot go on: name, kind, owner, phases."""
     stream = config.run.schedule == "stream"
     score = frozenset({Phase.ROLLOUT, Phase.SCORE} if stream else {Phase.SCORE})
+    train = score | {Phase.SCORE, Phase.TRAIN}
     reserved = [
         (ROLLOUT_KV, Kind.ROLLOUT_KV, Role.ROLLOUT, frozenset({Phase.ROLLOUT, Phase.EVAL})),
-        (TRAIN_WORKSPACE, Kind.WORKSPACE, Role.TRAINER, score | {Phase.SCORE, Phase.TRAIN}),
+        (TRAIN_WORKSPACE, Kind.WORKSPACE, Role.TRAINER, train),
     ]
+    if sizes.recompute:
+        reserved.append((PREFIX_BACKWARD, Kind.WORKSPACE, Role.PREFIX, train))
     if config.needs_reference:
         reserved.append((SCORE_WORKSPACE, Kind.WORKSPACE, Role.PREFIX, score))
     return reserved
@@ -95,7 +130,7 @@ def _standing(config: Config, sizes: Sizes, inputs_bytes: int) -> list[tuple[Kin
     return standing
 
 
-def _units(config: Config, device: Device, bounds: dict[str, int]) -> list[PlannedBlock]:
+def _units(config: Config, sizes: Sizes, device: Device, bounds: dict[str, int]) -> list[PlannedBlock]:
     """One entry per prefix unit of a step and model: the blocks that are asked for together."""
     score, train = frozenset({Phase.ROLLOUT, Phase.SCORE}), frozenset({Phase.ROLLOUT, Phase.SCORE, Phase.TRAIN})
     count = -(-config.data.prompts_per_iteration // config.prefix_prompts)
@@ -103,7 +138,8 @@ def _units(config: Config, device: Device, bounds: dict[str, int]) -> list[Plann
     for index in range(count):
         if config.needs_reference:
             blocks.append((Kind.REFERENCE_PREFIX_KV, score, f"reference prefix unit {index}"))
-        blocks.append((Kind.PREFIX_ACTIVATIONS, train, f"actor prefix unit {index}"))
+        if not sizes.recompute:
+            blocks.append((Kind.PREFIX_ACTIVATIONS, train, f"actor prefix unit {index}"))
         blocks.append((Kind.ACTOR_PREFIX_KV, train, f"actor prefix unit {index}"))
     return [
         PlannedBlock(

@@ -5,9 +5,11 @@ the upper bound over the checked data, so that a plan that fits cannot fail late
 
     block                       size                                                      alive
     --------------------------  --------------------------------------------------------  -----------------------------
-    rollout K/V                 prompts once + samples' own keys and values               ROLLOUT, EVAL
+    rollout K/V                 prompts once + samples' own keys and values; SGLang's     ROLLOUT, EVAL
+                                pool; nothing in a replay
     reference prefix K/V        K, V, last hidden state                                   forward .. group scored
     actor prefix activations    what autograd keeps, with K and V                         forward .. prefix backward
+      if they are recomputed    the same, as workspace                                    prefix backward
     actor prefix K/V segment    K, V, last hidden state, and their gradients              forward .. prefix backward
     score workspace             logits scratch of one chunk                               one suffix unit
     train workspace             what autograd keeps of the suffix, and logits scratch     one suffix unit
@@ -19,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rollplex.config import wire
 from rollplex.config.config import Config
 from rollplex.journal.phases import Phase
 from rollplex.layout.optimizer import optimizer_table
@@ -29,6 +32,7 @@ from rollplex.memory.predict import (
     kv_bytes,
     kv_segment_bytes,
     logits_bytes,
+    pool_kv_bytes,
     prefix_activation_bytes,
     rollout_kv_bytes,
     scored_rows,
@@ -38,13 +42,14 @@ from rollplex.memory.predict import (
 )
 from rollplex.protocol.common import Kind, PromptSlot, Responses, Role
 from rollplex.protocol.inputs import DataChecked, SourceChecked
-from rollplex.protocol.prefix import Which
+from rollplex.protocol.prefix import Activations, Which
 from rollplex.protocol.rollout import Sampling
 from rollplex_coordinator.memory.leasing import Want
 
 ROLLOUT_KV = "rollout K/V"
 SCORE_WORKSPACE = "score workspace"
 TRAIN_WORKSPACE = "train workspace"
+PREFIX_BACKWARD = "prefix backward"
 
 
 class Sizes:
@@ -52,15 +57,18 @@ class Sizes:
 
     Args:
         whole: whole sequences are trained too (`rollplex verify`).
+        longest_prompt: tokens, over all data; only for an engine that keeps one pool of K/V for all units.
 
     Raises:
         ModelError: a model folder that cannot be used.
     """
 
-    def __init__(self, config: Config, *, whole: bool = False) -> None:
+    def __init__(self, config: Config, *, whole: bool = False, longest_prompt: int = 0) -> None:
         self._config = config
         self.whole = whole
+        self._longest_prompt = longest_prompt
         self._stream = config.run.schedule == "stream"
+        self.recompute = Activations(config.memory.prefix_activations) is Activations.RECOMPUTE
         self.shape = read_shape(config.model.path)
         self.dtype = config.model.dtype
         self.table = parameter_table(self.shape, dtype=self.dtype, freeze_vision=config.model.freeze_vision)
@@ -90,18 +98,12 @@ class Sizes:
         )
 
     def prefix_unit(self, which: Which, prompts: Sequence[PromptSlot], unit: int) -> tuple[Want, ...]:
-        """What one prefix unit holds from its forward on: private memory first, then the actor's segment."""
+        """What one prefix unit holds from its forward on: private memory first, if it needs any, then the actor's
+        segment."""
         rows, tokens = len(prompts) * self.copies, _longest(prompts)
         if which is Which.REFERENCE:
             size = kv_bytes(self.shape, rows=rows, tokens=tokens, dtype=self.dtype)
             return (self._prefix(Kind.REFERENCE_PREFIX_KV, size, Phase.SCORE, f"reference K/V of prefix unit {unit}"),)
-        grids = [(m.frames, m.height, m.width) for p in prompts for m in p.media for _ in range(self.copies)]
-        activations = self._prefix(
-            Kind.PREFIX_ACTIVATIONS,
-            self._activation_bytes(rows, tokens, grids),
-            Phase.TRAIN,
-            f"activations of prefix unit {unit}",
-        )
         segment = Want(
             kind=Kind.ACTOR_PREFIX_KV,
             size_bytes=kv_segment_bytes(self.shape, rows=rows, tokens=tokens, dtype=self.dtype),
@@ -112,7 +114,29 @@ class Sizes:
             purpose=f"actor K/V and gradients of prefix unit {unit}",
             segment=True,
         )
-        return (activations, segment)
+        if self.recompute:
+            return (segment,)
+        size, purpose = (
+            self._activation_bytes(rows, tokens, _grids(prompts, self.copies)),
+            f"activations of prefix unit {unit}",
+        )
+        return (self._prefix(Kind.PREFIX_ACTIVATIONS, size, Phase.TRAIN, purpose), segment)
+
+    def backward_workspace(self, prompts: Sequence[PromptSlot], unit: int) -> Want | None:
+        """Of a prefix unit's backward, which makes again what was not kept; None if everything was."""
+        if not self.recompute:
+            return None
+        rows, tokens = len(prompts) * self.copies, _longest(prompts)
+        return Want(
+            kind=Kind.WORKSPACE,
+            size_bytes=self._activation_bytes(rows, tokens, _grids(prompts, self.copies)),
+            owner=Role.PREFIX,
+            last_consumer=Role.PREFIX,
+            first=Phase.ROLLOUT if self._stream else Phase.SCORE,
+            last=Phase.TRAIN,
+            purpose=f"backward of prefix unit {unit}",
+            reservation=PREFIX_BACKWARD,
+        )
 
     def score_workspace(self, responses: Sequence[Responses], unit: int) -> Want:
         """Scratch of one reference scoring."""
@@ -185,7 +209,7 @@ class Sizes:
             SCORE_WORKSPACE: logits,
             TRAIN_WORKSPACE: training,
             Kind.REFERENCE_PREFIX_KV: kv_bytes(self.shape, rows=rows, tokens=tokens, dtype=self.dtype),
-            Kind.PREFIX_ACTIVATIONS: self._activation_bytes(rows, tokens, grids),
+            PREFIX_BACKWARD if self.recompute else Kind.PREFIX_ACTIVATIONS: self._activation_bytes(rows, tokens, grids),
             Kind.ACTOR_PREFIX_KV: kv_segment_bytes(self.shape, rows=rows, tokens=tokens, dtype=self.dtype),
             Kind.INPUTS: max(self._inputs_bytes(config.data.prompts_per_iteration, s, data) for s in data.sources),
         }
@@ -198,6 +222,14 @@ class Sizes:
         return prompts * (numbers + 64 * (2 + source.max_media_tokens))
 
     def _rollout_kv_bytes(self, prompts: int, tokens: int, samples: int, longest: int) -> int:
+        match self._config.rollout.engine:
+            case "replay":
+                return 0
+            case "sglang":
+                pool = wire.engine_spec(self._config, max_prompt_tokens=self._longest_prompt).kv_tokens
+                return pool_kv_bytes(self.shape, kv_tokens=pool, dtype=self.dtype)
+            case "transformers":
+                pass
         return rollout_kv_bytes(
             self.shape, rows=prompts, tokens=tokens, samples=samples, max_new_tokens=longest, dtype=self.dtype
         )
@@ -259,6 +291,10 @@ class Sizes:
 
 def _longest(prompts: Sequence[PromptSlot]) -> int:
     return max(p.tokens for p in prompts)
+
+
+def _grids(prompts: Sequence[PromptSlot], copies: int) -> list[Grid]:
+    return [(m.frames, m.height, m.width) for p in prompts for m in p.media for _ in range(copies)]
 
 
 def _longest_response(sampling: Sampling) -> int:

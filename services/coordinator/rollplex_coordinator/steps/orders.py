@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rollplex.config.checks import TRAIN
-from rollplex.protocol.common import PromptSlot, Role
-from rollplex.protocol.prefix import PrefixBackward, PrefixForward, ScoreSuffix, Which
+from rollplex.protocol.common import PromptSlot, Role, SegmentRef
+from rollplex.protocol.prefix import Activations, PrefixBackward, PrefixForward, ScoreSuffix, Which
 from rollplex.protocol.reward import RewardGroup
 from rollplex.protocol.rollout import GenerateUnit
 from rollplex.protocol.trainer import Scale, TrainSuffix
@@ -83,10 +83,14 @@ class Orders:
 
         self._c.memory.when_free(wants, granted)
 
-    def forward(self, which: Which, unit: int) -> None:
-        """Prefix: forward pass of a prefix unit."""
+    def forward(self, which: Which, unit: int, *, beside: bool = False) -> None:
+        """Prefix: forward pass of a prefix unit.
+
+        Args:
+            beside: it runs beside a rollout that is going on.
+        """
         prompts = self._prompts(unit)
-        private, *shared = self._blocks[which, unit]
+        private = next((block.private for block in self._blocks[which, unit] if block.segment is None), None)
         self._c.link.ask(
             Role.PREFIX,
             lambda cause: PrefixForward(
@@ -98,8 +102,10 @@ class Orders:
                 inputs=self._inputs.ref,
                 prompts=prompts,
                 copies=self._c.sizes.copies,
-                lease=private.private,
-                kv=shared[0].ref if shared else None,
+                lease=private,
+                kv=self._segment(unit) if which is Which.ACTOR else None,
+                activations=Activations(self._c.config.memory.prefix_activations),
+                share=self._c.window.share(beside=beside),
             ),
             f"{which} prefix of groups {span(self._plan.prefix[unit].groups)} (unit {unit}, step {self._step})",
             self._c.unit_s,
@@ -161,7 +167,7 @@ class Orders:
                 suffix_unit=train.unit,
                 prompts=prompts,
                 copies=self._c.sizes.copies,
-                kv=self._blocks[Which.ACTOR, suffix.prefix][1].ref,
+                kv=self._segment(suffix.prefix),
                 first=train.first,
                 release=train.release,
                 responses=responses,
@@ -181,18 +187,31 @@ class Orders:
 
     def backward(self, unit: int) -> None:
         """Prefix: backward of a prefix unit."""
+        want = self._c.sizes.backward_workspace(self._prompts(unit), unit)
+        blocks = () if want is None else (self._c.memory.now(want),)
+        self._blocks["backward", unit] = blocks
         self._c.link.ask(
             Role.PREFIX,
-            lambda cause: PrefixBackward(cause=cause, step=self._step, version=self._version, unit=unit),
+            lambda cause: PrefixBackward(
+                cause=cause,
+                step=self._step,
+                version=self._version,
+                unit=unit,
+                workspace=blocks[0].private if blocks else None,
+            ),
             f"prefix backward of groups {span(self._plan.prefix[unit].groups)} (unit {unit}, step {self._step})",
             self._c.unit_s,
         )
+
+    def _segment(self, unit: int) -> SegmentRef:
+        """K/V of an actor prefix unit, and their gradients: its last block."""
+        return self._blocks[Which.ACTOR, unit][-1].ref
 
     def _prompts(self, unit: int) -> tuple[PromptSlot, ...]:
         return tuple(self._inputs.prompts[g] for g in self._plan.prefix[unit].groups)
 
     def give_back(self, what: str, unit: int) -> None:
-        """Release what a unit held; `what` is generate, score, train, or a `Which`."""
+        """Release what a unit held; `what` is generate, score, train, backward, or a `Which`."""
         for block in reversed(self._blocks.pop((what, unit))):
             self._c.memory.release(block)
 

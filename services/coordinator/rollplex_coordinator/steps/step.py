@@ -94,6 +94,7 @@ class TrainStep:
                 self._carry_out(self._todo.popleft())
         finally:
             self._doing = False
+        self._c.notice.say(beside=self._c.window.limited and self._schedule.beside)
 
     def _carry_out(self, instruction: Instruction) -> None:
         match instruction:
@@ -102,7 +103,7 @@ class TrainStep:
             case Ask(which=which, unit=unit):
                 self._orders.ask_memory(which, unit, lambda: self._do(self._schedule.granted(which, unit)))
             case Forward(which=which, unit=unit):
-                self._orders.forward(which, unit)
+                self._orders.forward(which, unit, beside=self._schedule.beside)
             case Reward(group=group):
                 self._orders.reward(group)
             case Score(unit=unit, release=release):
@@ -216,6 +217,8 @@ class TrainStep:
     def _on_backward_done(self, peer: Peer, message: PrefixBackwardDone) -> None:
         groups = self._plan.prefix[message.unit].groups
         self._unit(peer, UnitKind.PREFIX_BACKWARD, message.unit, groups, message)
+        self._c.memory.measured(message.held)
+        self._orders.give_back("backward", message.unit)
         self._c.gate.prefix_backward_done(message.unit)
         self._do(self._schedule.backward_done(message.unit))
 
