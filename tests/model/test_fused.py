@@ -103,8 +103,7 @@ def case(name: str) -> Callable[[Any], Any]:
 
 
 def numbers(*shape: int, grad: bool = True) -> Tensor:
-    value = torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to("cuda", torch.bfloat16)
-    return value.requires_grad_(grad)
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).requires_grad_(grad)
 
 
 @case("norm")
@@ -120,11 +119,14 @@ def _gate() -> tuple[Any, Any, tuple[Tensor, ...]]:
 
 def _rotation(heads: int, kv: int, dim: int, *, wide: bool) -> tuple[Any, Any, tuple[Tensor, ...]]:
     angles = numbers(50, dim // 2, grad=False)
-    cos, sin = (torch.cat([f(angles.float())] * 2, -1).to(torch.float32 if wide else torch.bfloat16)
-                for f in (torch.cos, torch.sin))  # fmt: skip
+    cos, sin = (torch.cat([f(angles)] * 2, -1) for f in (torch.cos, torch.sin))
 
     def of(function: Any) -> Any:
-        return lambda qkv: function(qkv, cos, sin, heads=heads, kv_heads=kv, wide=wide)
+        def turn(qkv: Tensor) -> Any:
+            fit = [t.to(qkv.device, t.dtype if wide else qkv.dtype) for t in (cos, sin)]
+            return function(qkv, *fit, heads=heads, kv_heads=kv, wide=wide)
+
+        return turn
 
     return of(ops.rotate), of(reference.rotate), (numbers(50, (heads + 2 * kv) * dim),)
 
@@ -139,10 +141,20 @@ def _vision_rotation() -> tuple[Any, Any, tuple[Tensor, ...]]:
     return _rotation(16, 16, 80, wide=True)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", KERNELS)
+def test_an_operation_on_a_host_has_the_gradients_of_its_reference(name: str, dtype: torch.dtype) -> None:
+    fast, slow, inputs = KERNELS[name]()
+    given = [t.detach().to(dtype).requires_grad_() for t in inputs]
+    for number, (got, wanted) in enumerate(zip(run(fast, *given), run(slow, *given), strict=True)):
+        assert off(got, wanted) < (1e-6 if dtype == torch.float32 else 1e-12), number
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_kernel_is_its_reference(name: str) -> None:
     fast, slow, inputs = KERNELS[name]()
-    for number, (got, wanted) in enumerate(zip(run(fast, *inputs), run(slow, *inputs), strict=True)):
+    given = [t.detach().to("cuda", torch.bfloat16).requires_grad_() for t in inputs]
+    for number, (got, wanted) in enumerate(zip(run(fast, *given), run(slow, *given), strict=True)):
         assert off(got.float(), wanted.float()) < 1e-2, number
-    assert all(torch.equal(a, b) for a, b in zip(run(fast, *inputs), run(fast, *inputs), strict=True)), "same bits"
+    assert all(torch.equal(a, b) for a, b in zip(run(fast, *given), run(fast, *given), strict=True)), "same bits"

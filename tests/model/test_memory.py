@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from rollplex.layout.kv import KvLayout
 from rollplex.layout.vision import VisionShape
 from rollplex.memory import predict
+from rollplex.model.build import build
 from rollplex.model.decode import Decoder
 from rollplex.model.logprob import forbidden_ids
 from rollplex.model.measure import GraphMeter, ScratchMeter, storage_bytes
@@ -51,6 +52,30 @@ def test_prefix_activations_are_predicted_within_the_bound(kit: Any, name: str, 
         held = meter.held_bytes((*state.keys, *state.values, state.last_hidden), excluding=store.model.parameters())
         said = predict.prefix_activation_bytes(
             store.shape, rows=batch.rows, tokens=batch.tokens, grids=batch.grids, freeze_vision=frozen, dtype=dtype
+        )
+        assert said == pytest.approx(held, rel=BOUND), prompts
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_what_fused_modules_keep_is_predicted_within_the_bound(kit: Any, name: str, frozen: bool) -> None:
+    dtype = "bfloat16"
+    for prompts in PROMPTS:
+        store, batch = prefix(kit, name, prompts, frozen=frozen, dtype=dtype)
+        model = build(
+            store.folder, store.table, store.views, gradients=store.gradients, freeze_vision=frozen, fused=True
+        )
+        with GraphMeter() as meter:
+            state = prefix_forward(model, batch, grad=True)
+        held = meter.held_bytes((*state.keys, *state.values, state.last_hidden), excluding=model.parameters())
+        said = predict.prefix_activation_bytes(
+            store.shape,
+            rows=batch.rows,
+            tokens=batch.tokens,
+            grids=batch.grids,
+            freeze_vision=frozen,
+            dtype=dtype,
+            fused=True,
         )
         assert said == pytest.approx(held, rel=BOUND), prompts
 

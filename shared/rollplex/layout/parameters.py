@@ -34,6 +34,8 @@ VOCAB_MULTIPLE: Final = 64
 """srt/layers/vocab_parallel_embedding.py: pad_vocab_size."""
 VISION_MLP_MULTIPLE: Final = 8
 """srt/models/qwen2_5_vl.py: mlp_hidden_size in Qwen2_5_VisionTransformer."""
+GRADIENTS: Final = "gradients"
+"""Folder of a run directory: an arena of each step, `step_N.bin`, as `gradient_table` lays it out."""
 ITEM_BYTES: Final = {"float32": 4, "bfloat16": 2, "float64": 8}
 """dtypes that weights may have, and the size of a number."""
 
@@ -177,6 +179,11 @@ def _placed(entries: Iterable[Stored], dtype: str, header_bytes: int) -> Paramet
     return ParameterTable(dtype=dtype, header_bytes=header_bytes, entries=tuple(placed), total_bytes=offset)
 
 
+def vision_mlp_width(vision: VisionShape) -> int:
+    """I' of the vision MLP: its width as stored."""
+    return _up(vision.intermediate, VISION_MLP_MULTIPLE)
+
+
 def _up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
@@ -291,7 +298,7 @@ def _vision_mlp(make: _Tower, to: str, of: str, vision: VisionShape) -> Iterator
         yield from make.linear(f"{to}.fc1", f"{of}.fc1", wide, hidden)
         yield from make.linear(f"{to}.fc2", f"{of}.fc2", hidden, wide)
         return
-    padded = _up(wide, VISION_MLP_MULTIPLE)
+    padded = vision_mlp_width(vision)
     for kind, width in (("weight", (hidden,)), ("bias", ())):
         gate_up = [(f"{of}.{p}_proj.{kind}", wide, padded) for p in ("gate", "up")]
         yield make.fused(f"{to}.gate_up_proj.{kind}", gate_up, *width)

@@ -25,6 +25,12 @@ Bytes per token (language model) or per patch (vision tower):
       MLP: before and after, sigmoid          3 i I                     sigmoid, mul, fc2
     once, not per layer: cos and sin          2 i D (vision 2 * 4 D)    rope
     patch embedding: its input                i row_width               product
+
+`rollplex.model.fused` saves less; in all its modules, i I' of the MLP in its padded width:
+
+    norm of width W: input                    i W                       norm; 1 / rms: 4
+      weighted                                i W                       the linear layers that follow
+    MLP: gate and up, product                 3 i I'                    gate, down
 """
 
 from __future__ import annotations
@@ -34,7 +40,7 @@ from itertools import product
 from typing import Final, TypeAlias
 
 from rollplex.layout.kv import KvLayout
-from rollplex.layout.parameters import ITEM_BYTES
+from rollplex.layout.parameters import ITEM_BYTES, vision_mlp_width
 from rollplex.layout.shape import ModelShape
 from rollplex.layout.vision import VisionShape
 
@@ -64,30 +70,44 @@ def rollout_kv_bytes(
     return kv_bytes(shape, rows=rows, tokens=tokens, dtype=dtype) + rows * samples * own
 
 
+def pool_kv_bytes(shape: ModelShape, *, kv_tokens: int, dtype: str) -> int:
+    """The pool of keys and values of an engine that keeps one for all units (SGLang): a page of one token more than it
+    is asked for, where padding is written."""
+    return (kv_tokens + 1) * 2 * shape.layers * shape.kv_heads * shape.head_dim * ITEM_BYTES[dtype]
+
+
 def kv_segment_bytes(shape: ModelShape, *, rows: int, tokens: int, dtype: str) -> int:
     """Size of an actor prefix unit's segment: K, V, the last hidden state, and the gradients of all of them."""
     return KvLayout(shape=shape, rows=rows, tokens=tokens, dtype=dtype).total_bytes
 
 
 def prefix_activation_bytes(
-    shape: ModelShape, *, rows: int, tokens: int, grids: Sequence[Grid], freeze_vision: bool, dtype: str
+    shape: ModelShape,
+    *,
+    rows: int,
+    tokens: int,
+    grids: Sequence[Grid],
+    freeze_vision: bool,
+    dtype: str,
+    fused: bool = False,
 ) -> int:
     """What the graph of `prefix_forward(..., grad=True)` holds, with the state that it returns.
 
     Args:
         rows: prompts, copies included. tokens: of the longest, to which all are padded.
         grids: one (t, h, w) per image or video of all rows, copies included.
+        fused: by the modules of `rollplex.model.fused`.
     """
     item, wide = ITEM_BYTES[dtype], _softmax_bytes(dtype)
-    layer = _text_layer(shape, item) + shape.heads * wide
-    per_token = shape.layers * layer + _norm(shape.hidden, item) - item * shape.hidden
+    layer = text_layer_bytes(shape, item, fused=fused) + shape.heads * wide
+    per_token = shape.layers * layer + norm_bytes(shape.hidden, item, fused=fused) - item * shape.hidden
     per_token += 2 * item * shape.head_dim + INDEX_BYTES
     last = rows * (item * shape.hidden + 2 * INDEX_BYTES)
     patches = sum(t * h * w for t, h, w in grids)
     features = patches // shape.vision.merge**2
     media = features * INDEX_BYTES
     if patches and not freeze_vision:
-        media += _vision_bytes(shape, grids, item, wide) + features * item * shape.hidden
+        media += _vision_bytes(shape, grids, item, wide, fused=fused) + features * item * shape.hidden
     return rows * tokens * per_token + last + media
 
 
@@ -107,7 +127,11 @@ def suffix_saved_bytes(
     scored = scored_rows(prompts, lengths)
     padded = total < rows * longest
     weights = shape.heads * (prefix_tokens + fed) * (wide if wide == item else wide + item)
-    per_token = shape.layers * (_text_layer(shape, item) + weights) + _norm(shape.hidden, item) - item * shape.hidden
+    per_token = (
+        shape.layers * (text_layer_bytes(shape, item, fused=False) + weights)
+        + norm_bytes(shape.hidden, item, fused=False)
+        - item * shape.hidden
+    )
     per_token += 2 * item * shape.head_dim
     out = (1 + entropy) * rows * longest * wide
     head = scored * (item * shape.hidden + (1 + entropy) * wide) + 2 * total * INDEX_BYTES
@@ -180,23 +204,28 @@ def _softmax_bytes(dtype: str) -> int:
     return 8 if dtype == "float64" else 4
 
 
-def _norm(width: int, item: int) -> int:
-    return 4 * width + 4 + 2 * item * width
+def norm_bytes(width: int, item: int, *, fused: bool) -> int:
+    """Of one RMSNorm, per row."""
+    return (4 + 2 * item * width) if fused else (4 * width + 4 + 2 * item * width)
 
 
-def _text_layer(shape: ModelShape, item: int) -> int:
-    """Per token, without log-sum-exp or attention weights."""
+def text_layer_bytes(shape: ModelShape, item: int, *, fused: bool) -> int:
+    """Of one layer of the language model per token, without log-sum-exp or attention weights."""
     attention = item * shape.head_dim * 2 * (shape.heads + shape.kv_heads)
-    return 2 * _norm(shape.hidden, item) + attention + 4 * item * shape.intermediate
+    gates = 3 if fused else 4
+    return 2 * norm_bytes(shape.hidden, item, fused=fused) + attention + gates * item * shape.intermediate
 
 
-def _vision_bytes(shape: ModelShape, grids: Sequence[Grid], item: int, wide: int) -> int:
+def _vision_bytes(shape: ModelShape, grids: Sequence[Grid], item: int, wide: int, *, fused: bool) -> int:
     """Of all patches, without the features themselves."""
     vision = shape.vision
     patches = sum(t * h * w for t, h, w in grids)
     windowed_tower = vision.architecture == "qwen2_5_vl"
-    norm = _norm(vision.hidden, item) if windowed_tower else 2 * (item * vision.hidden + wide)
+    fused &= windowed_tower
+    norm = norm_bytes(vision.hidden, item, fused=fused) if windowed_tower else 2 * (item * vision.hidden + wide)
     mlp = (4 if windowed_tower else 3) * item * vision.intermediate
+    if fused:
+        mlp = 3 * item * vision_mlp_width(vision)
     block = 2 * norm + 4 * item * vision.hidden + mlp + vision.heads * wide
     per_patch = vision.depth * block + norm + 2 * item * vision.hidden
     per_patch += item * shape.row_width + 2 * 4 * vision.head_dim

@@ -1,7 +1,7 @@
-"""Triton kernels of `reference`, with their backward passes.
+"""Triton kernels of `reference`, forward and backward.
 
-Owns launches and what each pass saves. Numbers are float32 inside; roundings on the way are those of `reference`. Sums
-over rows (the norm's weight gradient) go over fixed parts in fixed order, so the same input gives the same bits.
+Owns launches. All tensors are contiguous. Numbers are float32 inside; roundings on the way are those of `reference`.
+Sums over rows (the norm's weight gradient) go over fixed parts in fixed order: the same input gives the same bits.
 """
 
 # ruff: noqa: ANN001, ANN202, N803, PLR0917
@@ -10,13 +10,10 @@ over rows (the norm's weight gradient) go over fixed parts in fixed order, so th
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd import Function
 
 TURNS = 16
 """Rows of one program of the norm's backward, which sums their part of the weight's gradient."""
@@ -174,94 +171,70 @@ def _rotate_backward(
     tl.store(d_ptr + place + HALF, second.to(d_ptr.dtype.element_ty), mask=inside)
 
 
-class RmsNorm(Function):
-    """`reference.rms_norm`. Saves x and one number per row."""
+def norm_forward(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """x [N, W] -> y [N, W], 1 / rms float32 [N]."""
+    rows, width = x.shape
+    y, rstd = torch.empty_like(x), x.new_empty(rows, dtype=torch.float32)
+    if rows:
+        _norm_forward[(rows,)](x, weight, y, rstd, width, eps, BLOCK=triton.next_power_of_2(width), num_warps=8)
+    return y, rstd
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        x = x.contiguous()
-        width = x.shape[-1]
-        rows = x.numel() // width
-        y = torch.empty_like(x)
-        rstd = torch.empty(rows, dtype=torch.float32, device=x.device)
-        if rows:
-            _norm_forward[(rows,)](x, weight, y, rstd, width, eps, BLOCK=triton.next_power_of_2(width), num_warps=8)
-        ctx.save_for_backward(x, weight, rstd)
-        return y
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, rstd = ctx.saved_tensors
-        dy = grads[0].contiguous()
-        width = x.shape[-1]
-        rows = x.numel() // width
-        wanted = bool(ctx.needs_input_grad[1])
-        dx = torch.empty_like(x)
-        programs = max(1, triton.cdiv(rows, TURNS))
-        parts = torch.zeros(programs if wanted else 1, width, dtype=torch.float32, device=x.device)
+def norm_backward(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, *, wanted: bool) -> tuple[Tensor, Tensor | None]:
+    """Gradients of x and, if wanted, of the weight."""
+    rows, width = x.shape
+    dx = torch.empty_like(x)
+    programs = max(1, triton.cdiv(rows, TURNS))
+    parts = x.new_zeros(programs if wanted else 1, width, dtype=torch.float32)
+    if rows:
         _norm_backward[(programs,)](
             dy, x, weight, rstd, dx, parts, rows, width,
             BLOCK=triton.next_power_of_2(width), TURNS=TURNS, WEIGHT=wanted, num_warps=8,
         )  # fmt: skip
-        return dx, parts.sum(0).to(weight.dtype) if wanted else None, None
+    return dx, parts.sum(0).to(weight.dtype) if wanted else None
 
 
-class SiluMul(Function):
-    """`reference.silu_mul`. Saves its input."""
-
-    @staticmethod
-    def forward(ctx: Any, gate_up: Tensor) -> Tensor:
-        gate_up = gate_up.contiguous()
-        width = gate_up.shape[-1] // 2
-        y = gate_up.new_empty((*gate_up.shape[:-1], width))
-        rows = gate_up.numel() // (2 * width)
-        if rows:
-            _gate_forward[rows, triton.cdiv(width, COLUMNS)](gate_up, y, width, BLOCK=COLUMNS)
-        ctx.save_for_backward(gate_up)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        (gate_up,) = ctx.saved_tensors
-        width = gate_up.shape[-1] // 2
-        d = torch.empty_like(gate_up)
-        rows = gate_up.numel() // (2 * width)
-        if rows:
-            _gate_backward[rows, triton.cdiv(width, COLUMNS)](grads[0].contiguous(), gate_up, d, width, BLOCK=COLUMNS)
-        return d
+def gate_forward(gate_up: Tensor) -> Tensor:
+    """[N, 2 I] -> [N, I]."""
+    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+    y = gate_up.new_empty(rows, width)
+    if rows:
+        _gate_forward[rows, triton.cdiv(width, COLUMNS)](gate_up, y, width, BLOCK=COLUMNS)
+    return y
 
 
-class Rotate(Function):
-    """`reference.rotate`. Saves cos and sin only."""
+def gate_backward(dy: Tensor, gate_up: Tensor) -> Tensor:
+    """Gradient of gate and up [N, 2 I]."""
+    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+    d = torch.empty_like(gate_up)
+    if rows:
+        _gate_backward[rows, triton.cdiv(width, COLUMNS)](dy, gate_up, d, width, BLOCK=COLUMNS)
+    return d
 
-    @staticmethod
-    def forward(
-        ctx: Any, qkv: Tensor, cos: Tensor, sin: Tensor, heads: int, kv_heads: int, wide: bool
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        qkv, cos, sin = qkv.contiguous(), cos.contiguous(), sin.contiguous()
-        rows, dim = cos.shape
-        q = qkv.new_empty(rows, heads, dim)
-        k = qkv.new_empty(rows, kv_heads, dim)
-        v = qkv.new_empty(rows, kv_heads, dim)
-        ctx.tiles = triton.next_power_of_2(heads + 2 * kv_heads), triton.next_power_of_2(dim // 2)
-        ctx.heads, ctx.kv_heads = heads, kv_heads
-        if rows:
-            _rotate_forward[(rows,)](
-                qkv, cos, sin, q, k, v, HEADS=heads, KV=kv_heads, HALF=dim // 2, WIDE=wide,
-                TILE_H=ctx.tiles[0], TILE_D=ctx.tiles[1],
-            )  # fmt: skip
-        ctx.save_for_backward(cos, sin)
-        return q, k, v
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        cos, sin = ctx.saved_tensors
-        dq, dk, dv = (grad.contiguous() for grad in grads)
-        rows, dim = cos.shape
-        d = dq.new_empty(rows, (ctx.heads + 2 * ctx.kv_heads) * dim)
-        if rows:
-            _rotate_backward[(rows,)](
-                dq, dk, dv, cos, sin, d, HEADS=ctx.heads, KV=ctx.kv_heads, HALF=dim // 2,
-                TILE_H=ctx.tiles[0], TILE_D=ctx.tiles[1],
-            )  # fmt: skip
-        return d, None, None, None, None, None
+def rotate_forward(
+    qkv: Tensor, cos: Tensor, sin: Tensor, *, heads: int, kv_heads: int, wide: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As `reference.rotate`."""
+    rows, dim = cos.shape
+    q = qkv.new_empty(rows, heads, dim)
+    k, v = qkv.new_empty(rows, kv_heads, dim), qkv.new_empty(rows, kv_heads, dim)
+    if rows:
+        _rotate_forward[(rows,)](
+            qkv, cos, sin, q, k, v, HEADS=heads, KV=kv_heads, HALF=dim // 2, WIDE=wide,
+            TILE_H=triton.next_power_of_2(heads + 2 * kv_heads), TILE_D=triton.next_power_of_2(dim // 2),
+        )  # fmt: skip
+    return q, k, v
+
+
+def rotate_backward(dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Gradient of the projections [N, (heads + 2 kv_heads) D]."""
+    rows, heads, dim = dq.shape
+    kv_heads = dk.shape[1]
+    d = dq.new_empty(rows, (heads + 2 * kv_heads) * dim)
+    if rows:
+        _rotate_backward[(rows,)](
+            dq, dk, dv, cos, sin, d, HEADS=heads, KV=kv_heads, HALF=dim // 2,
+            TILE_H=triton.next_power_of_2(heads + 2 * kv_heads), TILE_D=triton.next_power_of_2(dim // 2),
+        )  # fmt: skip
+    return d
