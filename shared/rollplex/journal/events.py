@@ -273,6 +273,24 @@ class LeaseReleased(Struct, frozen=True, kw_only=True, tag=True):
     step: Count | None = None
 
 
+# A phase ended: the most HBM that the run used in it, as the driver says, and what the books said at that moment.
+class MemoryObserved(Struct, frozen=True, kw_only=True, tag=True):
+    device: Device
+    phase: Name
+    used_bytes: Count
+    """Since the run began: without what the driver and others had before."""
+    segments_bytes: Count
+    private_bytes: dict[Name, Count] = {}
+    """Leased, by owner."""
+    held_bytes: dict[Name, Count] = {}
+    """By owner: what it measured itself under its private leases, at most, in the phase."""
+    overhead_bytes: Count | None = None
+    """What no lease covers, measured once when everything was loaded; None before."""
+    difference_bytes: int = 0
+    """used - leased - overhead."""
+    step: Count | None = None
+
+
 # --- the gate -----------------------------------------------------------------------------------------------------
 
 
@@ -333,6 +351,7 @@ Event: TypeAlias = (
     | LeaseGranted
     | LeaseWaiting
     | LeaseReleased
+    | MemoryObserved
     | UpdateBegin
     | UpdateCommitted
     | UpdateSkipped

@@ -169,3 +169,18 @@ def test_a_child_s_environment_says_which_gpu_it_sees(make: Make) -> None:
         child = supervisor.start(role, Device())
         assert ended(child)
         assert child.log_path.read_text().strip() == seen
+
+
+def test_a_process_is_known_by_the_child_that_started_it(make: Make) -> None:
+    started = "import subprocess, sys; p = subprocess.Popen(['sleep', '600']); print(p.pid, flush=True); p.wait()"
+    supervisor = make({Role.ROLLOUT: started})
+    child = supervisor.start(Role.ROLLOUT, Device())
+    while not child.log_path.read_text().strip():
+        assert child.process.poll() is None
+    grandchild = int(child.log_path.read_text())
+    try:
+        assert supervisor.name_of(child.pid) == supervisor.name_of(grandchild) == "rollout"
+        assert supervisor.name_of(os.getpid()) == ""
+        assert supervisor.name_of(2**22 + 1) == ""
+    finally:
+        os.kill(grandchild, signal.SIGKILL)

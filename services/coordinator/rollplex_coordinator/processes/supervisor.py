@@ -107,6 +107,14 @@ class Supervisor:
         """The running or dead child of a role."""
         return self._children.get(role)
 
+    def name_of(self, pid: int) -> str:
+        """Which child a process is, or belongs to (each has a session of its own); empty for others."""
+        try:
+            session = os.getsid(pid)
+        except OSError:
+            session = 0
+        return next((str(role) for role, child in self._children.items() if child.pid in {pid, session}), "")
+
     def exit_text(self, role: Role) -> str:
         """How a dead child ended, in words; empty if it still runs or is not ours."""
         child = self._children.get(role)
