@@ -11,11 +11,11 @@ import sys
 from collections.abc import Iterator
 
 from rollplex.config.config import Config
-from rollplex.config.host import budget_bytes, less_overhead
+from rollplex.config.host import budget_bytes, host_budget_bytes, less_overhead
 from rollplex.journal.phases import Phase
 from rollplex.protocol.inputs import DataChecked
 from rollplex_coordinator.decisions.peaks import peaks_table, plan_peak
-from rollplex_coordinator.memory.budget import plan_memory, planned_blocks
+from rollplex_coordinator.memory.budget import budgets_by_place, plan_memory, planned_blocks
 from rollplex_coordinator.memory.sizes import Sizes
 from rollplex_coordinator.processes.node import CHILDREN, DEVICE, Node
 from rollplex_coordinator.steps.loading import check_data, open_rewards
@@ -37,16 +37,20 @@ def dry_run(node: Node, wanted: int) -> None:
     node.link.await_peers(CHILDREN, config.deadlines.start_s)
     data = check_data(node)
     open_rewards(node)
-    budget = budget_bytes(config, node.limit_bytes)
+    budget, host_bytes = budget_bytes(config, node.limit_bytes), host_budget_bytes()
     sizes = Sizes(config, longest_prompt=max(source.max_prompt_tokens for source in data.sources))
-    plan_memory(config, sizes, data, DEVICE, budget)
+    plan_memory(config, sizes, data, DEVICE, budget, host_bytes=host_bytes)
     lines = [f"{label:<14} {text}" for label, text in report(config, data, wanted)]
     blocks = planned_blocks(config, sizes, data, DEVICE)
-    (peaks,) = plan_peak(blocks)
+    peaks, *beside = plan_peak(blocks)
     whole = less_overhead(budget + config.overhead_bytes, config.overhead_bytes)
     needs = f"at least {_mib(peaks.minimum_bytes)}, and with {_mib(peaks.ample_bytes)} nothing waits"
     lines.append(f"{'memory':<14} {needs}; leases may take {_mib(budget)} ({whole})")
-    lines += ["", f"predicted bytes in each phase, {peaks_table(blocks, {DEVICE: budget})}"]
+    for peak in beside:
+        needs = f"at least {_mib(peak.minimum_bytes)}; leases may take {_mib(host_bytes)}"
+        lines += [f"{'host memory':<14} {needs}"]
+    budgets = budgets_by_place(config, DEVICE, budget, host_bytes)
+    lines += ["", f"predicted bytes in each phase, {peaks_table(blocks, budgets)}"]
     sys.stdout.write("\n".join(lines) + "\n")
     sys.stdout.flush()
 

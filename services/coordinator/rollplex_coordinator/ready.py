@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from rollplex.config.host import budget_bytes
+from rollplex.config.host import budget_bytes, host_budget_bytes
 from rollplex.config.wire import train_sampling
 from rollplex.journal.phases import Phase
 from rollplex.protocol.common import Role
@@ -18,7 +18,7 @@ from rollplex_coordinator.control import CoreControl
 from rollplex_coordinator.decisions.gate import Gate
 from rollplex_coordinator.decisions.ledger import Ledger
 from rollplex_coordinator.fingerprints import ModelFingerprint, fingerprints
-from rollplex_coordinator.memory.budget import plan_memory
+from rollplex_coordinator.memory.budget import budgets_by_place, host_place, plan_memory
 from rollplex_coordinator.memory.leasing import Memory
 from rollplex_coordinator.memory.sizes import Sizes
 from rollplex_coordinator.options import Options
@@ -54,10 +54,10 @@ def get_ready(
         choose_row(data, verification.row)  # before anything is loaded
     longest = max(source.max_prompt_tokens for source in data.sources)
     sizes = Sizes(config, whole=verification is not None, longest_prompt=longest)
-    budget = budget_bytes(config, node.limit_bytes)
-    ledger = Ledger({DEVICE: budget})
-    memory = Memory(ledger, node.holder, node.record, DEVICE)
-    for reservation in plan_memory(config, sizes, data, DEVICE, budget):
+    budget, host_bytes = budget_bytes(config, node.limit_bytes), host_budget_bytes()
+    ledger = Ledger(budgets_by_place(config, DEVICE, budget, host_bytes))
+    memory = Memory(ledger, node.holder, node.record, DEVICE, host_place(config, DEVICE))
+    for reservation in plan_memory(config, sizes, data, DEVICE, budget, host_bytes=host_bytes):
         ledger.reserve(reservation)
     memory.enter(Phase.LOAD)
     node.record.stage("memory plan", plan_s)

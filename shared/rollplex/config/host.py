@@ -50,6 +50,15 @@ def budget_bytes(config: Config, limit_bytes: int) -> int:
     return budget - overhead
 
 
+def host_budget_bytes(root: Path = Path("/")) -> int:
+    """Bytes of host memory that leases may take where the workers compute on a GPU: half of what there is.
+
+    Raises:
+        ConfigError: as `memory_limit_bytes`.
+    """
+    return memory_limit_bytes(root) // 2
+
+
 def less_overhead(budget_bytes: int, overhead_bytes: int) -> str:
     """What leases may take, as errors show it: the whole budget and what goes off it."""
     if not overhead_bytes:

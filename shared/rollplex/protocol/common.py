@@ -55,14 +55,18 @@ class Memory(StrEnum):
     CUDA = "cuda"
 
 
+HOST_INDEX = 1024
+"""Stands for the memory of a host beside the GPUs that its workers compute on: above every GPU's index."""
+
+
 class Device(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, order=True):
-    """Where a process computes. The index of a host without GPU is 0."""
+    """Where a process computes. The index of a host without GPU is 0; of host memory beside a GPU, HOST_INDEX."""
 
     node: Count = 0
     index: Count = 0
 
     def __str__(self) -> str:
-        return f"{self.node}:{self.index}"
+        return f"{self.node}:{'host' if self.index == HOST_INDEX else self.index}"
 
 
 class SegmentRef(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

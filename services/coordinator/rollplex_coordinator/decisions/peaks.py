@@ -19,7 +19,7 @@ from msgspec import Struct
 from rollplex.config.host import less_overhead
 from rollplex.errors import BudgetError
 from rollplex.journal.phases import WORKING_PHASES, Phase
-from rollplex.protocol.common import Device, Kind
+from rollplex.protocol.common import HOST_INDEX, Device, Kind
 from rollplex_coordinator.decisions.leases import check_size
 from rollplex_coordinator.decisions.ledger_table import align, number
 
@@ -113,12 +113,16 @@ def check_fits(
         budget = budgets.get(peak.device, 0)
         if peak.minimum_bytes > budget:
             worst = max(peak.phases, key=lambda phase: phase.minimum_bytes)
+            # memory.budget and memory.overhead speak of the device that is computed on.
+            overhead = 0 if peak.device.index == HOST_INDEX else overhead_bytes
+            raised = f"Raise memory.budget to {-(-(peak.minimum_bytes + overhead) // 2**20)}MiB or more"
+            if peak.device.index == HOST_INDEX:
+                raised = "Give the node more host memory"
             raise BudgetError(
                 "This configuration does not fit into the memory budget",
-                got=f"{less_overhead(budget + overhead_bytes, overhead_bytes)}: a budget of {number(budget)} bytes",
+                got=f"{less_overhead(budget + overhead, overhead)}: a budget of {number(budget)} bytes",
                 needed=f"at least {number(peak.minimum_bytes)} bytes, in {worst.phase.name}",
-                do=f"Raise memory.budget to {-(-(peak.minimum_bytes + overhead_bytes) // 2**20)}MiB or more, or make "
-                "smaller what the table shows.\n" + peaks_table(blocks, budgets),
+                do=f"{raised}, or make smaller what the table shows.\n{peaks_table(blocks, budgets)}",
                 where=f"device {peak.device}",
             )
     return peaks

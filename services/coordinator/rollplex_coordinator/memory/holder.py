@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from rollplex.errors import SegmentError
 from rollplex.memory.segment import Backend
-from rollplex.protocol.common import Kind, SegmentRef
+from rollplex.protocol.common import Kind, Memory, SegmentRef
 
 
 class HeldSegment(Struct, frozen=True, kw_only=True):
@@ -24,21 +24,26 @@ class HeldSegment(Struct, frozen=True, kw_only=True):
 
 
 class Holder:
-    """Makes, keeps and closes segments; each belongs to exactly one lease."""
+    """Makes, keeps and closes segments; each belongs to exactly one lease.
 
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
+    Args:
+        host: makes segments of host memory.
+        device: of the GPU's; None: there is none.
+    """
+
+    def __init__(self, host: Backend, device: Backend | None = None) -> None:
+        self._backends = {Memory.HOST: host} if device is None else {Memory.HOST: host, Memory.CUDA: device}
         self._segments: dict[int, HeldSegment] = {}
         self._next = 1
 
-    def create(self, kind: Kind, size_bytes: int, lease: int) -> SegmentRef:
+    def create(self, kind: Kind, size_bytes: int, lease: int, memory: Memory = Memory.HOST) -> SegmentRef:
         """A new segment of `size_bytes` under `lease`.
 
         Raises:
-            SegmentError: the host cannot give the memory.
+            SegmentError: the host or the GPU cannot give the memory.
         """
-        fd = self._backend.create(size_bytes, f"rollplex-{kind}-{self._next}")
-        ref = SegmentRef(segment=self._next, kind=kind, size_bytes=size_bytes)
+        fd = self._backends[memory].create(size_bytes, f"rollplex-{kind}-{self._next}")
+        ref = SegmentRef(segment=self._next, kind=kind, size_bytes=size_bytes, memory=memory)
         self._segments[ref.segment] = HeldSegment(ref=ref, lease=lease, fd=fd)
         self._next += 1
         return ref
@@ -66,8 +71,8 @@ class Holder:
             self.close(segment)
 
     def measured(self) -> dict[int, int]:
-        """Lease to the bytes that its segments really have, asked of the kernel."""
+        """Lease to the bytes that its segments really have: asked of the kernel, or (of a GPU) as they were made."""
         sizes: dict[int, int] = {}
         for held in self._segments.values():
-            sizes[held.lease] = sizes.get(held.lease, 0) + self._backend.size(held.fd)
+            sizes[held.lease] = sizes.get(held.lease, 0) + self._backends[held.ref.memory].size(held.fd)
         return sizes

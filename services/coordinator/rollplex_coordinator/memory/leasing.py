@@ -9,18 +9,22 @@ import time
 from collections.abc import Callable
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from rollplex.errors import BudgetError, StateError
 from rollplex.journal.events import LeaseGranted, LeaseReleased, LeaseWaiting
 from rollplex.journal.phases import Phase
+from rollplex.memory.placement import taken_bytes
 from rollplex.protocol.common import Device, Held, Kind, LeaseRef, SegmentRef
+from rollplex.protocol.common import Memory as MemoryKind
 from rollplex_coordinator.decisions.ledger import Granted, LeaseRequest, Ledger, LedgerView
 from rollplex_coordinator.memory.holder import Holder
 from rollplex_coordinator.records.record import Record
 
 
 class Want(Struct, frozen=True, kw_only=True):
-    """A block that somebody needs. `reservation`: the standing claim that it is taken from."""
+    """A block that somebody needs. `reservation`: the standing claim that it is taken from. `on_host`: it lies in host
+    memory even where the workers compute on a GPU."""
 
     kind: Kind
     size_bytes: int
@@ -31,6 +35,7 @@ class Want(Struct, frozen=True, kw_only=True):
     purpose: str
     segment: bool = False
     reservation: str | None = None
+    on_host: bool = False
 
 
 class Block(Struct, frozen=True, kw_only=True):
@@ -57,13 +62,21 @@ class Block(Struct, frozen=True, kw_only=True):
 
 
 class Memory:
-    """All blocks of one device."""
+    """All blocks of one node.
 
-    def __init__(self, ledger: Ledger, holder: Holder, record: Record, device: Device) -> None:
+    Args:
+        device: what the workers compute on.
+        host: the host's memory, where that is a GPU; None: `device` is the host, and everything lies there.
+    """
+
+    def __init__(
+        self, ledger: Ledger, holder: Holder, record: Record, device: Device, host: Device | None = None
+    ) -> None:
         self._ledger = ledger
         self._holder = holder
         self._record = record
         self._device = device
+        self._host = host
         self._blocks: dict[int, Block] = {}
         self._waiting: dict[int, tuple[tuple[Want, ...], Callable[[tuple[Block, ...]], None]]] = {}
         self._held: dict[int, int] = {}
@@ -75,6 +88,7 @@ class Memory:
         Raises:
             BudgetError: it does not.
         """
+        want = self._sized(want)
         answer = self._ledger.request(self._request(want))
         if isinstance(answer, Granted):
             return self._grant(answer, (want,))[0]
@@ -91,6 +105,7 @@ class Memory:
         Raises:
             BudgetError: they can never fit.
         """
+        wants = tuple(self._sized(want) for want in wants)
         answer = self._ledger.request(*(self._request(want) for want in wants))
         if isinstance(answer, Granted):
             then(self._grant(answer, wants))
@@ -101,9 +116,9 @@ class Memory:
                 LeaseWaiting(
                     kind=want.kind,
                     owner=want.owner,
-                    device=self._device,
+                    device=self._place(want),
                     size_bytes=want.size_bytes,
-                    free_bytes=max(0, self._ledger.free_bytes(self._device)),
+                    free_bytes=max(0, self._ledger.free_bytes(self._place(want))),
                     step=self._record.step,
                 )
             )
@@ -119,7 +134,7 @@ class Memory:
                 lease=block.lease,
                 kind=block.want.kind,
                 owner=block.want.owner,
-                device=self._device,
+                device=self._place(block.want),
                 size_bytes=block.want.size_bytes,
                 held_bytes=self._held.pop(block.lease, None),
                 step=self._record.step,
@@ -146,7 +161,7 @@ class Memory:
             self._held[item.lease] = max(item.size_bytes, self._held.get(item.lease, 0))
 
     def audit(self) -> dict[int, tuple[int, int]]:
-        """Per lease with a segment: leased bytes, and the bytes that the segment has according to the kernel."""
+        """Per lease with a segment: leased bytes, and the bytes that the segment has (`Holder.measured`)."""
         sizes = self._holder.measured()
         return {
             lease: (block.want.size_bytes, sizes.get(lease, 0))
@@ -176,9 +191,21 @@ class Memory:
             wants, then = self._waiting.pop(grant.request)
             then(self._grant(grant, wants))
 
+    def _place(self, want: Want) -> Device:
+        return self._host if want.on_host and self._host is not None else self._device
+
+    def _memory(self, want: Want) -> MemoryKind:
+        return MemoryKind.HOST if want.on_host or self._host is None else MemoryKind.CUDA
+
+    def _sized(self, want: Want) -> Want:
+        """With what it takes instead of what is needed: the ledger counts whole granules of a GPU."""
+        if not want.segment:
+            return want
+        return replace(want, size_bytes=taken_bytes(want.size_bytes, self._memory(want)))
+
     def _request(self, want: Want) -> LeaseRequest:
         return LeaseRequest(
-            device=self._device,
+            device=self._place(want),
             kind=want.kind,
             size_bytes=want.size_bytes,
             producer=want.owner,
@@ -194,7 +221,9 @@ class Memory:
         return tuple(self._make(lease.id, want) for lease, want in zip(granted.leases, wants, strict=True))
 
     def _make(self, lease: int, want: Want) -> Block:
-        segment = self._holder.create(want.kind, want.size_bytes, lease) if want.segment else None
+        segment = None
+        if want.segment:
+            segment = self._holder.create(want.kind, want.size_bytes, lease, self._memory(want))
         block = Block(lease=lease, want=want, segment=segment)
         self._blocks[lease] = block
         self._since[lease] = time.monotonic()
@@ -203,7 +232,7 @@ class Memory:
                 lease=lease,
                 kind=want.kind,
                 owner=want.owner,
-                device=self._device,
+                device=self._place(want),
                 size_bytes=want.size_bytes,
                 last_consumer=want.last_consumer,
                 segment=segment.segment if segment else None,

@@ -302,7 +302,8 @@ class Hub:
                 STREAM_DEADLINE_S,
             )
             return
-        answer = Descriptor(segment=held.ref.segment, kind=held.ref.kind, size_bytes=held.ref.size_bytes)
+        ref = held.ref
+        answer = Descriptor(segment=ref.segment, kind=ref.kind, size_bytes=ref.size_bytes, memory=ref.memory)
         send(stream, FROM_HOLDER.encode(answer), (held.fd,), STREAM_DEADLINE_S)
 
     def _check(self, hello: Hello, identity_frame: bytes | None) -> Refused | None:

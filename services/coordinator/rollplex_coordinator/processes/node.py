@@ -56,7 +56,8 @@ class Node:
         """The GPU; None on host memory."""
         journal = Journal(self.run_dir / "journal.sqlite")
         self.record = Record(self.run_dir, journal, tensorboard=config.run.tensorboard)
-        self.holder = Holder(backend("host"))
+        gpu = None if self.device is None else backend("cuda", uuid=self.device.gpu.info.uuid)
+        self.holder = Holder(backend("host"), gpu)
         self.supervisor = Supervisor(self.run_dir, config.run.threads, commands(config))
         self._options = options
         self._starting: dict[Role, float] = {}

@@ -74,6 +74,7 @@ class Feed:
             last=Phase.DRAIN,
             purpose=f"inputs of step {message.step}",
             segment=True,
+            on_host=True,  # the input child fills it, which sees no GPU
         )
 
         def granted(blocks: tuple[Block, ...]) -> None:

@@ -205,4 +205,5 @@ def _copy(size_bytes: int) -> Want:
         first=Phase.IDLE,
         last=Phase.DRAIN,
         purpose="gradients to compare with",
+        on_host=True,
     )

@@ -1,0 +1,132 @@
+"""Where blocks lie when the workers compute on a GPU: HBM in whole granules, host memory with a budget of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollplex.errors import BudgetError
+from rollplex.journal.events import LeaseGranted, LeaseReleased, LeaseWaiting
+from rollplex.journal.phases import Phase
+from rollplex.memory.cuda import CudaBackend
+from rollplex.memory.cuda_driver import Driver
+from rollplex.memory.placement import GRANULE_BYTES
+from rollplex.memory.segment import backend
+from rollplex.protocol.common import HOST_INDEX, Device, Kind, Memory, Role
+from rollplex_coordinator.decisions.ledger import Ledger
+from rollplex_coordinator.decisions.peaks import plan_peak
+from rollplex_coordinator.memory.budget import SEGMENTS, budgets_by_place, host_place, plan_memory, planned_blocks
+from rollplex_coordinator.memory.holder import Holder
+from rollplex_coordinator.memory.leasing import Memory as Blocks
+from rollplex_coordinator.memory.leasing import Want
+from rollplex_coordinator.memory.sizes import Sizes
+from rollplex_coordinator.records.record import Record
+from support.core import AMPLE, DEVICE, FakeJournal, check_data, make_config
+from support.fake_cuda import FakeCuda
+
+HOST = Device(node=0, index=HOST_INDEX)
+CUDA = {"device": {"kind": "cuda"}, "memory": {"overhead": 0}}
+
+
+class World:
+    """Blocks of a node with a GPU of ten granules and host memory of a thousand bytes."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.journal = FakeJournal([])
+        self.record = Record(run_dir, self.journal)  # type: ignore[arg-type] # has what Record uses of a journal
+        self.cuda = FakeCuda()
+        self.holder = Holder(backend("host"), CudaBackend(driver=Driver(self.cuda)))
+        self.ledger = Ledger({DEVICE: 10 * GRANULE_BYTES, HOST: 1000})
+        self.blocks = Blocks(self.ledger, self.holder, self.record, DEVICE, HOST)
+        self.blocks.enter(Phase.ROLLOUT)
+
+    def held(self) -> dict[str, int]:
+        return {str(device.device): device.held_bytes for device in self.blocks.view().devices}
+
+    def events(self, kind: type[Any]) -> list[tuple[str, int]]:
+        found = [event for event in self.journal.events if isinstance(event, kind)]
+        return [(str(event.device), event.size_bytes) for event in found]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    made.holder.close_all()
+    made.record.close()
+
+
+def want(size_bytes: int, **changes: Any) -> Want:
+    given: dict[str, Any] = {
+        "kind": Kind.ACTOR_PREFIX_KV,
+        "owner": Role.PREFIX,
+        "last_consumer": Role.TRAINER,
+        "first": Phase.ROLLOUT,
+        "last": Phase.TRAIN,
+        "purpose": "a block",
+        "segment": True,
+    }
+    return Want(size_bytes=size_bytes, **{**given, **changes})
+
+
+def test_segments_of_a_gpu_are_leased_in_whole_granules_and_private_memory_by_the_byte(world: World) -> None:
+    segment = world.blocks.now(want(GRANULE_BYTES + 1))
+    private = world.blocks.now(want(1000, segment=False))
+    assert (segment.ref.size_bytes, segment.ref.memory) == (2 * GRANULE_BYTES, Memory.CUDA)
+    assert private.private.size_bytes == 1000
+    assert world.held() == {"0:0": 2 * GRANULE_BYTES + 1000, "0:host": 0}
+    assert [len(content) for content in world.cuda.memory.values()] == [2 * GRANULE_BYTES]
+    assert world.blocks.audit() == {segment.lease: (2 * GRANULE_BYTES, 2 * GRANULE_BYTES)}
+
+
+def test_what_lies_on_the_host_takes_nothing_of_the_gpu_and_waits_for_the_host_alone(world: World) -> None:
+    first = world.blocks.now(want(600, kind=Kind.INPUTS, on_host=True))
+    assert (first.ref.size_bytes, first.ref.memory) == (600, Memory.HOST)
+    assert world.held() == {"0:0": 0, "0:host": 600}
+    served: list[Any] = []
+    world.blocks.when_free((want(500, kind=Kind.INPUTS, on_host=True),), served.extend)
+    world.blocks.now(want(9 * GRANULE_BYTES))  # nobody on the GPU waits for the host
+    assert not served
+    world.blocks.release(first)
+    assert [block.ref.memory for block in served] == [Memory.HOST]
+    assert world.events(LeaseWaiting) == [("0:host", 500)]
+    assert world.events(LeaseGranted) == [("0:host", 600), ("0:0", 9 * GRANULE_BYTES), ("0:host", 500)]
+    assert world.events(LeaseReleased) == [("0:host", 600)]
+    assert {lease: pair[0] == pair[1] for lease, pair in world.blocks.audit().items()} == {2: True, 3: True}
+
+
+def test_a_plan_for_a_gpu_has_two_places_and_rounds_as_leases_do(model_folder: Path) -> None:
+    on_gpu, on_host = make_config(model_folder, **CUDA), make_config(model_folder)
+    data = check_data(on_gpu)
+    blocks = planned_blocks(on_gpu, Sizes(on_gpu), data, DEVICE)
+    plain = planned_blocks(on_host, Sizes(on_host), data, DEVICE)
+    assert {block.device for block in blocks if block.kind is Kind.INPUTS} == {HOST}
+    assert {block.device for block in blocks if block.kind is not Kind.INPUTS} == {DEVICE}
+    for block, same in zip(blocks, plain, strict=True):
+        assert same.device == DEVICE
+        if block.kind in SEGMENTS:
+            assert block.size_bytes % GRANULE_BYTES == 0
+            assert same.size_bytes <= block.size_bytes < same.size_bytes + GRANULE_BYTES
+        else:
+            assert block.size_bytes == same.size_bytes
+    assert host_place(on_host, DEVICE) is None
+    assert budgets_by_place(on_host, DEVICE, 5, 7) == {DEVICE: 5}
+    assert budgets_by_place(on_gpu, DEVICE, 5, 7) == {DEVICE: 5, HOST: 7}
+
+
+def test_either_place_can_be_too_small_and_the_refusal_says_which(model_folder: Path) -> None:
+    config = make_config(model_folder, device={"kind": "cuda"}, memory={"overhead": 2**20})
+    sizes, data = Sizes(config), check_data(config)
+    gpu, host = plan_peak(planned_blocks(config, sizes, data, DEVICE))
+    enough = {"budget_bytes": gpu.minimum_bytes, "host_bytes": host.minimum_bytes}
+    assert plan_memory(config, sizes, data, DEVICE, **enough)
+    with pytest.raises(BudgetError, match="device 0:0: .*Raise memory.budget to") as caught:
+        plan_memory(config, sizes, data, DEVICE, **enough | {"budget_bytes": gpu.minimum_bytes - 1})
+    assert "memory.overhead" in caught.value.got
+    with pytest.raises(BudgetError, match="device 0:host: .*Give the node more host memory") as caught:
+        plan_memory(config, sizes, data, DEVICE, **enough | {"host_bytes": host.minimum_bytes - 1})
+    assert "memory.overhead" not in caught.value.got
+    assert plan_memory(config, sizes, data, DEVICE, AMPLE, host_bytes=AMPLE)
