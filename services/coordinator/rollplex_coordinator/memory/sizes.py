@@ -69,6 +69,7 @@ class Sizes:
         self._longest_prompt = longest_prompt
         self._stream = config.run.schedule == "stream"
         self.recompute = Activations(config.memory.prefix_activations) is Activations.RECOMPUTE
+        self.fused = config.device.kind == "cuda" and config.model.dtype == "bfloat16"
         self.shape = read_shape(config.model.path)
         self.dtype = config.model.dtype
         self.table = parameter_table(self.shape, dtype=self.dtype, freeze_vision=config.model.freeze_vision)
@@ -242,6 +243,7 @@ class Sizes:
             grids=grids,
             freeze_vision=self._config.model.freeze_vision,
             dtype=self.dtype,
+            fused=self.fused,
         )
 
     def _suffix_bytes(self, prompts: int, tokens: int, lengths: Sequence[int]) -> int:
