@@ -48,14 +48,12 @@ def run_it(job: Job) -> RunIt:
     return run
 
 
-def test_a_row_is_the_users_run_in_its_mode_without_evaluations_and_with_one_checkpoint(
-    job: Job, run_it: RunIt
-) -> None:
+def test_a_row_is_the_users_run_in_its_mode_without_evaluations_and_checkpoints(job: Job, run_it: RunIt) -> None:
     with pytest.raises(RollplexError):
         run_it("sys.exit(1)")
     config = load(job.run_dir / "config.yaml")
     assert (config.run.schedule, config.run.share_prefix, config.run.seed) == ("stream", False, 5)
-    assert (config.eval, config.checkpoint.every) == ((), 0)
+    assert (config.eval, config.checkpoint.every, config.checkpoint.at_end) == ((), 0, False)
     prepared = Prepared(config=config, config_file=job.run_dir / "config.yaml", run_dir=job.run_dir)
     command = start_command(prepared, 2)
     assert command[1:3] == ["-m", "rollplex_coordinator"]
@@ -87,13 +85,10 @@ def test_a_row_that_was_stopped_is_no_failure_and_keeps_its_exit_code(run_it: Ru
     assert caught.value.exit_code == code
 
 
-def test_the_checkpoint_of_a_row_is_removed_and_its_records_stay(job: Job, run_it: RunIt) -> None:
+def test_the_records_of_a_row_stay(job: Job, run_it: RunIt) -> None:
     lines = '{"step": 0, "updated": 1.0}\\n{"step": 1, "updated": 0.0}\\n'
     with pytest.raises(DataError, match="made no update"):
-        run_it(
-            f"(run_dir / 'checkpoints/step_2').mkdir(parents=True); (run_dir / 'metrics.jsonl').write_text('{lines}')"
-        )
-    assert not (job.run_dir / "checkpoints").exists()
+        run_it(f"(run_dir / 'metrics.jsonl').write_text('{lines}')")
     assert (job.run_dir / "metrics.jsonl").exists()
 
 

@@ -13,14 +13,14 @@ from rollplex.config import Config
 
 KEYS = """
 run.name run.seed run.iterations run.schedule run.share_prefix run.deterministic run.threads
-run.tensorboard run.log_completions run.sample_every run.sample_groups
+run.tensorboard run.log_completions run.log_tokens run.keep_gradients run.sample_every run.sample_groups
 model.path model.dtype model.freeze_vision
 data.path data.split data.shape data.columns data.format_prompt data.image_dir data.prompts_per_iteration data.shuffle
 data.max_prompt_tokens data.max_image_pixels data.min_pixels data.max_pixels data.chat_template data.on_bad_row
 data.video_fps data.max_frames
 rollout.engine rollout.group_size rollout.max_new_tokens rollout.temperature rollout.top_p rollout.top_k
-rollout.stop_tokens rollout.never_sample rollout.forced_lengths rollout.replay
-rollout.sglang.kv_tokens rollout.sglang.max_running rollout.sglang.prefill_tokens
+rollout.stop_tokens rollout.never_sample rollout.forced_lengths rollout.replay rollout.replay_s
+rollout.sglang.kv_tokens rollout.sglang.max_running rollout.sglang.prefill_tokens rollout.sglang.own_weights
 rewards.functions rewards.functions.function rewards.functions.weight rewards.functions.signature
 rewards.functions.options rewards.time_limit_s rewards.workers rewards.memory_limit rewards.on_error
 algorithm.loss algorithm.scale_rewards algorithm.clip_low algorithm.clip_high algorithm.kl algorithm.beta
@@ -33,7 +33,7 @@ memory.budget memory.overhead memory.prefix_activations
 deadlines.start_s deadlines.ack_s deadlines.load_s deadlines.unit_s deadlines.update_s deadlines.checkpoint_s
 deadlines.leave_s
 http.host http.port http.allow_remote
-checkpoint.every checkpoint.keep
+checkpoint.every checkpoint.at_end checkpoint.keep
 eval.name eval.data eval.split eval.image_dir eval.every eval.limit
 services.rollout services.prefix services.trainer
 """

@@ -14,7 +14,7 @@ from rollplex.config.learning import RewardFunctionSection
 from rollplex.protocol.common import ModelSpec
 from rollplex.protocol.inputs import DataSource
 from rollplex.protocol.reward import Form, RewardFunction
-from rollplex.protocol.rollout import Sampling
+from rollplex.protocol.rollout import EngineSpec, Sampling
 from rollplex.protocol.trainer import Algorithm, Loss, Optimizer, Scale
 
 Make = Callable[..., Config]
@@ -40,6 +40,49 @@ def test_training_samples_as_configured(make: Make) -> None:
         top_k=3,
         stop_ids=(2, 1),
     )
+
+
+def test_an_engine_without_a_pool_is_told_its_name_only(make: Make) -> None:
+    assert _over_the_wire(wire.engine_spec(make(run={"seed": 5}), max_prompt_tokens=70)) == EngineSpec(
+        name="transformers", seed=5
+    )
+    replayed = make(run={"seed": 5}, rollout={"engine": "replay", "replay": "/a.jsonl", "replay_s": 2.0})
+    assert wire.engine_spec(replayed, max_prompt_tokens=70) == EngineSpec(
+        name="replay", seed=5, replay="/a.jsonl", replay_s=2.0
+    )
+
+
+def test_sglang_is_told_every_size(make: Make) -> None:
+    rollout = {"engine": "sglang", "max_new_tokens": 9, "sglang": {"kv_tokens": 5000, "own_weights": True}}
+    config = make(rollout=rollout, device={"decode_share": 0.4})
+    assert _over_the_wire(wire.engine_spec(config, max_prompt_tokens=70, private_bytes=3)) == EngineSpec(
+        name="sglang",
+        kv_tokens=5000,
+        max_running=256,
+        context_tokens=79,
+        prefill_tokens=8192,
+        private_bytes=3,
+        decode_share=0.4,
+        own_weights=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("decode_prompts", "forced", "responses"),
+    [(0, (), 4 * 3 * 9), (2, (), 2 * 3 * 9), (0, (1, 2, 3), 4 * 6), (2, (1,) * 6 + (5,) * 6, 30), (1, (1, 9), 19)],
+)
+def test_a_pool_holds_every_prompt_once_and_all_responses_of_a_decode_batch(
+    make: Make, decode_prompts: int, forced: tuple[int, ...], responses: int
+) -> None:
+    config = make(
+        data={"prompts_per_iteration": 4},
+        rollout={"engine": "sglang", "group_size": 3, "max_new_tokens": 9, "forced_lengths": list(forced)},
+        batching={"decode_prompts": decode_prompts},
+    )
+    prompts = decode_prompts or 4
+    spare = (prompts + 3 * prompts + 1) * wire.POOL_SPARE_TOKENS
+    assert wire.pool_tokens(config, max_prompt_tokens=70) == prompts * 70 + responses + spare
+    assert wire.pool_tokens(config, max_prompt_tokens=1) >= 1 + 9 + wire.POOL_SPARE_TOKENS
 
 
 def test_an_evaluation_is_greedy_with_one_response_and_no_forced_length(make: Make) -> None:

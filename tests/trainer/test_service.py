@@ -6,6 +6,7 @@ import gc
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -21,7 +22,7 @@ from rollplex.memory.header import State
 from rollplex.memory.predict import logits_bytes, scored_rows, suffix_saved_bytes
 from rollplex.memory.tensors import hf_views, optimizer_views, padding, views
 from rollplex.protocol.common import DigestRequest
-from rollplex.protocol.trainer import Loss, PrepareUpdate, Scale, SkipUpdate
+from rollplex.protocol.trainer import GradientsKept, KeepGradients, Loss, PrepareUpdate, Scale, SkipUpdate
 from rollplex_trainer.service import TrainerService
 from support.tiny import Prompt
 from support.trainer import Sampled, World, apply, prepare, train_all
@@ -233,6 +234,41 @@ def test_an_update_steps_in_place_between_updating_and_the_next_stable_version(
     stock.step()
     for name, parameter in ordinary.items():
         assert torch.equal(world.weights[name], parameter), name
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_gradient_that_was_voted_on_is_kept_as_it_lies_in_the_arena(
+    make_world: MakeWorld, groups: list[Sampled], tmp_path: Path, dtype: str
+) -> None:
+    world = make_world(dtype)
+    train_all(world, groups)
+    file = tmp_path / "gradients" / "step_0.bin"
+    early = KeepGradients(cause=8, step=0, file=str(file))
+    with pytest.raises(StateError, match="cannot keep the gradients now"):
+        world.send(early)
+    prepare(world)
+    reply = world.send(KeepGradients(cause=9, step=0, file=str(file)))
+    table = gradient_table(world.table)
+    assert reply == GradientsKept(cause=9, step=0, size_bytes=table.total_bytes)
+    content = torch.frombuffer(bytearray(file.read_bytes()), dtype=getattr(torch, dtype))
+    assert torch.equal(content, world.service._ready.arena)
+    for entry in table.entries:
+        first = entry.offset // table.item_bytes
+        part = content[first : first + entry.size_bytes // table.item_bytes].view(entry.shape)
+        assert torch.equal(part, world.gradients[entry.name]), entry.name
+    assert [one.name for one in file.parent.iterdir()] == ["step_0.bin"]
+    apply(world)
+
+
+def test_gradients_that_cannot_be_written_are_named(
+    make_world: MakeWorld, groups: list[Sampled], tmp_path: Path
+) -> None:
+    world = make_world()
+    train_all(world, groups)
+    prepare(world)
+    (tmp_path / "gradients").write_text("a file where a folder should be")
+    with pytest.raises(UpdateError, match=r"cannot be kept.*run\.keep_gradients"):
+        world.send(KeepGradients(cause=9, step=0, file=str(tmp_path / "gradients" / "step_0.bin")))
 
 
 def test_bfloat16_weights_are_the_rounded_master(make_world: MakeWorld, groups: list[Sampled]) -> None:

@@ -77,9 +77,12 @@ def get_ready(
         _warn(judge_libraries(resumption, loaded[Role.TRAINER].libraries))
         gate = _go_on(resumption, node.record)
     for role in (Role.PREFIX, Role.ROLLOUT):
-        gate.register_reader(role, on_policy=loaded[role].on_policy)
+        gate.register_reader(role, on_policy=loaded[role].on_policy, replayed=role is Role.ROLLOUT and replayed)
     control.gate = gate
     context = Context(
+    replayed = config.rollout.engine == "replay"
+    if replayed:
+        say(f"rollplex: REPLAYED: responses come from {config.rollout.replay}, not from this run's weights")
         config=config,
         run_dir=node.run_dir,
         link=node.link,

@@ -148,7 +148,8 @@ class _Run:
             say(f"rollplex: {reason} after {self._so_far()}")
         except RollplexError as error:
             reason, code = str(error)[:4_000], exit_code(error)
-            event, text = told(error, node.record, node.supervisor, logs_stay=not self._options.dry_run)
+            mps = None if node.device is None else node.device.mps
+            event, text = told(error, node.record, node.supervisor, mps, logs_stay=not self._options.dry_run)
             self._note(event)
             say(text)
         except Exception as error:
@@ -236,7 +237,8 @@ class _Run:
                 checkpoints.save()
         if self._work.done:
             self._evaluate(context, step=self._work.done, last=True)
-            checkpoints.save()
+            if config.checkpoint.at_end:
+                checkpoints.save()
 
     def _write_config(self) -> None:
         """config.yaml, whole or not at all; of a run that goes on only once it was accepted."""

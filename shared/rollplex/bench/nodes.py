@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from rollplex.bench.machine import OtherPrograms
 from rollplex.bench.measure import measure, read_metrics
@@ -18,8 +18,8 @@ from rollplex.config.environment import child_environment
 from rollplex.errors import ConfigError, RollplexError
 
 EXIT_CONFIG = 2
-FIXED = ("eval=[]", "checkpoint.every=0")
-"""A bench evaluates nothing, and its only checkpoint is the one at the end, after every iteration."""
+FIXED = ("eval=[]", "checkpoint.every=0", "checkpoint.at_end=false")
+"""A bench evaluates nothing and writes no checkpoint: it keeps digests."""
 MOST_TOLD = 4000
 
 
@@ -53,13 +53,37 @@ class Job:
     log: Path
 
 
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """One run to its end.
+
+    Attributes:
+        what: names it in errors.
+        config: the user's YAML file.
+        overrides: all of them, `a.b=v` each.
+        iterations: so many.
+        run_dir: where it leaves its files.
+        log: where its coordinator's output goes.
+    """
+
+    what: str
+    config: Path
+    overrides: Sequence[str]
+    iterations: int
+    run_dir: Path
+    log: Path
+
+
+Command: TypeAlias = Callable[[Prepared, int], list[str]]
+
+
 def start_command(prepared: Prepared, iterations: int) -> list[str]:
     """How a row's coordinator is started."""
     return coordinator_command(prepared, iterations=iterations, die_with_parent=True)
 
 
-def run_row(job: Job, *, command: Callable[[Prepared, int], list[str]] = start_command) -> Row:
-    """Start a node, wait for its end, and measure what it left. Its checkpoint is removed: a bench keeps digests.
+def run_row(job: Job, *, command: Command = start_command) -> Row:
+    """Start a node, wait for its end, and measure what it left.
 
     Args:
         job: the row.
@@ -70,44 +94,59 @@ def run_row(job: Job, *, command: Callable[[Prepared, int], list[str]] = start_c
         ConfigError: its configuration cannot run.
         RollplexError: it failed; says how, and where its log is.
     """
-    prepared = prepare(job.config, [*job.overrides, *FIXED, *job.mode.overrides], job.run_dir, job.run_dir.parent)
-    config = prepared.config
-    job.log.parent.mkdir(parents=True, exist_ok=True)
     started, start_s = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), time.monotonic()
-    with job.log.open("wb") as log, OtherPrograms() as others:
-        code = run_child(
-            command(prepared, job.iterations),
-            grace_s=2.0 * config.deadlines.leave_s + 5.0,
-            environment=child_environment(threads=config.run.threads),
-            output=log.fileno(),
+    with OtherPrograms() as others:
+        run_dir = run_node(
+            Node(
+                what=f"{job.mode.name}, repeat {job.repeat + 1}",
+                config=job.config,
+                overrides=[*job.overrides, *FIXED, *job.mode.overrides],
+                iterations=job.iterations,
+                run_dir=job.run_dir,
+                log=job.log,
+            ),
+            command=command,
         )
-    wall_s = time.monotonic() - start_s
-    _check_end(job, code)
-    shutil.rmtree(prepared.run_dir / "checkpoints", ignore_errors=True)
     return measure(
-        prepared.run_dir,
+        run_dir,
         job.mode,
         repeat=job.repeat,
         warmup=job.warmup,
         prompt_tokens=job.prompt_tokens,
         started=started,
-        wall_s=wall_s,
+        wall_s=time.monotonic() - start_s,
         others_cpus=others.cpus,
     )
 
 
-def _check_end(job: Job, code: int) -> None:
-    if code == EXIT_INTERRUPTED or (code == 0 and len(read_metrics(job.run_dir)) < job.iterations):
-        stopped = StoppedError("The bench was stopped", where=f"{job.mode.name}, repeat {job.repeat + 1}")
+def run_node(node: Node, *, command: Command = start_command) -> Path:
+    """Start a node and wait for its end; returns its run directory. Raises as `run_row`."""
+    prepared = prepare(node.config, list(node.overrides), node.run_dir, node.run_dir.parent)
+    config = prepared.config
+    node.log.parent.mkdir(parents=True, exist_ok=True)
+    with node.log.open("wb") as log:
+        code = run_child(
+            command(prepared, node.iterations),
+            grace_s=2.0 * config.deadlines.leave_s + 5.0,
+            environment=child_environment(threads=config.run.threads),
+            output=log.fileno(),
+        )
+    _check_end(node, code)
+    return prepared.run_dir
+
+
+def _check_end(node: Node, code: int) -> None:
+    if code == EXIT_INTERRUPTED or (code == 0 and len(read_metrics(node.run_dir)) < node.iterations):
+        stopped = StoppedError("The bench was stopped", where=node.what)
         stopped.exit_code = code
         raise stopped
     if code != 0:
         kind = ConfigError if code == EXIT_CONFIG else RollplexError
         raise kind(
-            f"A row of the bench failed with exit code {code}: {job.mode.name}, repeat {job.repeat + 1}",
-            got=last_error(job.log),
+            f"A row of the bench failed with exit code {code}: {node.what}",
+            got=last_error(node.log),
             do="The rows before it are kept: the same command goes on with this one.",
-            where=str(job.log),
+            where=str(node.log),
         )
 
 

@@ -21,6 +21,8 @@ HARMLESS = (
     "run.schedule",
     "run.tensorboard",
     "run.log_completions",
+    "run.log_tokens",
+    "run.keep_gradients",
     "run.sample_every",
     "run.sample_groups",
     "memory",

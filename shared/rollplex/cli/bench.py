@@ -1,5 +1,4 @@
-"""`rollplex bench schedules` and `bench workload`: from arguments to the bench, and from its result to what is printed
-and the exit code."""
+"""`rollplex bench`: from arguments to the bench, and from its result to what is printed and the exit code."""
 
 from __future__ import annotations
 
@@ -9,12 +8,14 @@ from typing import Any
 
 import msgspec
 
+from rollplex.bench.gradients import Comparison, compare_gradients, table_of
 from rollplex.bench.lengths import parse_lengths
-from rollplex.bench.nodes import Job, StoppedError, run_row
+from rollplex.bench.nodes import Job, Node, StoppedError, run_node, run_row
 from rollplex.bench.plot import check_plot, write_plot
 from rollplex.bench.report import report
 from rollplex.bench.rows import Row, choose_modes
 from rollplex.bench.schedules import Plan, run_schedules
+from rollplex.bench.tables import plain
 from rollplex.bench.workload import Wanted, write_workload
 from rollplex.cli.output import say
 from rollplex.cli.start import fresh, timestamp
@@ -79,6 +80,45 @@ def bench_schedules(
         write_plot(result, plot)
         say(f"drawn in {plot}")
     return 0 if result.exact else EXIT_FAILED
+
+
+def bench_gradients(
+    config: Path,
+    *,
+    overrides: Sequence[str],
+    responses: Path | None,
+    spread_s: float,
+    limit: int,
+    out: Path | None,
+    runs_dir: Path,
+    command: str,
+    run: Callable[[Node], Path] = run_node,
+) -> int:
+    """Compare gradients and print the table; 0, 1 if one is further from serial's than it may be, or as a signal has
+    it.
+
+    Raises:
+        RollplexError: as `compare_gradients`.
+    """
+    out = (out or fresh(runs_dir, f"gradients-{timestamp()}")).absolute()
+    wanted = Comparison(
+        config=config,
+        overrides=overrides,
+        responses=responses,
+        spread_s=spread_s,
+        out=out,
+        limit=limit,
+        command=command,
+    )
+    say(f"folder {out}")
+    try:
+        compared = compare_gradients(wanted, say=say, run=run)
+    except StoppedError as stopped:
+        say(f"{stopped}; the same command with --out {out} goes on")
+        return stopped.exit_code
+    for line in plain(table_of(compared)):
+        say(line)
+    return EXIT_FAILED if compared.exceeded else 0
 
 
 def bench_workload(folder: Path, *, response: str, device: str, **given: Any) -> None:

@@ -25,6 +25,7 @@ def check(config: Config) -> None:
     _check_schedule(config)
     _check_pixels(config)
     _check_tokens(config)
+    _check_engine(config)
     _check_rewards(config)
     _check_optimizer(config)
     _check_batching(config)
@@ -74,6 +75,32 @@ def _check_tokens(config: Config) -> None:
             needed=f"at most rollout.max_new_tokens = {rollout.max_new_tokens}",
             do="Lower it, or raise rollout.max_new_tokens.",
             where="rollout.forced_lengths",
+        )
+
+
+def _check_engine(config: Config) -> None:
+    rollout = config.rollout
+    if rollout.engine == "replay" and rollout.replay is None:
+        raise ConfigError(
+            "The engine replay needs recorded responses",
+            needed="a completions.jsonl that was written with run.log_tokens: true",
+            do="Set rollout.replay to that file.",
+            where="rollout.replay",
+        )
+    if rollout.engine != "replay" and (rollout.replay is not None or rollout.replay_s):
+        key = "replay_s" if rollout.replay is None else "replay"
+        raise ConfigError(
+            "Recorded responses are for the engine replay",
+            got=f"rollout.engine: {rollout.engine}",
+            do=f"Set rollout.engine to replay, or take rollout.{key} out.",
+            where=f"rollout.{key}",
+        )
+    if rollout.sglang.own_weights and rollout.engine != "sglang":
+        raise ConfigError(
+            "Only SGLang can hold weights of its own",
+            got=f"rollout.engine: {rollout.engine}",
+            do="Set rollout.engine to sglang, or take rollout.sglang.own_weights out.",
+            where="rollout.sglang.own_weights",
         )
 
 

@@ -39,11 +39,18 @@ class RunSection(Section):
     log_completions: Annotated[int, Field(ge=0)] = 1
     """Groups of each iteration, from the first on, whose responses are written to completions.jsonl. 0: none.
     Evaluations write all of theirs."""
+    log_tokens: bool = False
+    """True: the responses of training in completions.jsonl have their token ids and log-probabilities too, so that they
+    can be replayed (rollout.engine)."""
     sample_every: Annotated[int, Field(ge=0)] = 50
     """Iterations between tables of samples (pictures, prompts, responses, rewards, advantages) in the run directory
     and in TensorBoard, the first iteration has one. 0: none."""
     sample_groups: Annotated[int, Field(ge=1, le=64)] = 4
     """Groups in such a table: the first ones of the iteration."""
+
+    keep_gradients: bool = False
+    """True: the summed gradient of each iteration is kept in the run directory, as it was before the update: as many
+    bytes as the trained weights. For comparisons (`rollplex bench gradients`)."""
 
     def sampled(self, step: int) -> int:
         """How many groups of step `step` go into a table of samples; 0: there is none."""
@@ -125,12 +132,14 @@ class CheckpointSection(Section):
 
     every: Annotated[int, Field(ge=0)] = 100
     """Iterations between checkpoints. 0: only one, at the end."""
+    at_end: bool = True
+    """False: none at the end either, so that what was learned since the last one is lost. For benches."""
     keep: Annotated[int, Field(ge=1)] = 2
     """How many of the newest checkpoints stay."""
 
     def due(self, step: int, *, last: bool) -> bool:
         """Whether a checkpoint is written after `step` iterations; `last`: no further iteration follows."""
-        return last or (self.every > 0 and step > 0 and step % self.every == 0)
+        return (last and self.at_end) or (self.every > 0 and step > 0 and step % self.every == 0)
 
 
 class EvalSection(Section):

@@ -92,6 +92,9 @@ class SglangSection(Section):
     """Responses decoded at the same time, at most."""
     prefill_tokens: Annotated[int, Field(ge=64, le=131_072)] = 8192
     """Tokens of one prefill step."""
+    own_weights: bool = False
+    """True: SGLang holds a copy of its own of the weights, into which each update is copied. For comparisons with
+    systems that do so; it needs twice the memory for weights."""
 
 
 class RolloutSection(Section):
@@ -102,7 +105,10 @@ class RolloutSection(Section):
     sglang: SglangSection = SglangSection()
     """Sizes of SGLang's engine."""
     replay: FilePath | None = None
-    """For the engine replay: the completions.jsonl of a run that logged all of its responses."""
+    """For the engine replay: the completions.jsonl of a run that logged all of its responses with their tokens. Such a
+    run compares gradients: what it learns from was not sampled by its own weights."""
+    replay_s: Annotated[float, Field(ge=0.0, le=3600.0)] = 0.0
+    """For the engine replay: seconds over which the ends of an iteration's responses are spread."""
     group_size: Annotated[int, Field(ge=2, le=65_536)] = 8
     """Responses per prompt. A group of one has no baseline."""
     max_new_tokens: Annotated[int, Field(ge=1, le=1_048_576)] = 128

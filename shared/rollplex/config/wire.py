@@ -10,8 +10,11 @@ from rollplex.config.config import Config
 from rollplex.protocol.common import Memory, ModelSpec
 from rollplex.protocol.inputs import DataSource
 from rollplex.protocol.reward import RewardFunction
-from rollplex.protocol.rollout import Sampling
+from rollplex.protocol.rollout import EngineSpec, Sampling
 from rollplex.protocol.trainer import Algorithm, Optimizer
+
+POOL_SPARE_TOKENS = 8
+"""For each prompt and each response: SGLang keeps some tokens back."""
 
 
 def model_spec(config: Config, *, table_hash: str, never_sampled: Sequence[int]) -> ModelSpec:
@@ -42,6 +45,51 @@ def train_sampling(config: Config, *, stop_ids: Sequence[int]) -> Sampling:
         stop_ids=tuple(stop_ids),
         forced_lengths=rollout.forced_lengths,
     )
+
+
+def engine_spec(config: Config, *, max_prompt_tokens: int, private_bytes: int = 0) -> EngineSpec:
+    """The engine that samples, and how large it may become.
+
+    Args:
+        max_prompt_tokens: of all datasets, from DataChecked.
+        private_bytes: of the engine's process beside its pool of K/V; 0: no limit.
+    """
+    rollout = config.rollout
+    replay = "" if rollout.replay is None else str(rollout.replay)
+    if rollout.engine != "sglang":
+        return EngineSpec(
+            name=rollout.engine,
+            private_bytes=private_bytes,
+            seed=config.run.seed,
+            replay=replay,
+            replay_s=rollout.replay_s,
+        )
+    context = max_prompt_tokens + rollout.max_new_tokens
+    return EngineSpec(
+        name=rollout.engine,
+        kv_tokens=rollout.sglang.kv_tokens or pool_tokens(config, max_prompt_tokens=max_prompt_tokens),
+        max_running=rollout.sglang.max_running,
+        context_tokens=context,
+        prefill_tokens=rollout.sglang.prefill_tokens,
+        private_bytes=private_bytes,
+        decode_share=config.device.decode_share,
+        seed=config.run.seed,
+        own_weights=rollout.sglang.own_weights,
+    )
+
+
+def pool_tokens(config: Config, *, max_prompt_tokens: int) -> int:
+    """Tokens of K/V with which no response of a decode batch has to wait: each prompt once, all responses, and some
+    to spare; at least one prompt with the longest response."""
+    rollout, prompts = config.rollout, config.decode_prompts
+    samples, forced = rollout.group_size, rollout.forced_lengths
+    every = config.data.prompts_per_iteration * samples
+    lengths = [forced[index % len(forced)] for index in range(every)] if forced else [rollout.max_new_tokens] * every
+    batch = prompts * samples
+    responses = max(sum(lengths[start : start + batch]) for start in range(0, every, batch))
+    spare = (prompts + batch + 1) * POOL_SPARE_TOKENS
+    least = max_prompt_tokens + rollout.max_new_tokens + POOL_SPARE_TOKENS
+    return max(prompts * max_prompt_tokens + responses + spare, least)
 
 
 def eval_sampling(config: Config, name: str, *, stop_ids: Sequence[int]) -> Sampling:

@@ -1,8 +1,9 @@
 """Fresh weights of a preset, each tensor a function of (seed, name) alone. Names and shapes come from the layout.
 
     float32     drawn by numpy; the same bytes on every machine
-    bfloat16    drawn by torch, on a GPU if there is one: 3.7 billion numbers take seconds there and minutes on one
-                core. The two draw different numbers.
+    bfloat16    drawn by torch, on a GPU if there is one: 3.7 billion numbers take seconds there, minutes on one core
+
+A GPU and a processor draw different numbers.
 """
 
 from __future__ import annotations

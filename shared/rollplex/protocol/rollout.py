@@ -73,6 +73,10 @@ class EngineSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     seed: Count = 0
     replay: Name = ""
     """For the replay engine: file of recorded responses."""
+    replay_s: Annotated[float, Meta(ge=0.0)] = 0.0
+    """For the replay engine: seconds over which the ends of a unit's groups are spread."""
+    own_weights: bool = False
+    """SGLang holds a copy of its own of the weights and copies each committed version into it."""
 
 
 # coordinator -> rollout, once: map the weights. Answer: Loaded.

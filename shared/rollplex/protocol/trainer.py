@@ -212,6 +212,23 @@ class UpdateVote(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, 
     """TRL's names where TRL has the quantity. Sums over the step, in the order of suffix units."""
 
 
+# coordinator -> trainer, between a vote that says finite and the update, if the configuration asks for it: write the
+# gradient that was voted on, as it lies in the arena (`rollplex.layout.parameters.gradient_table`). Answer:
+# GradientsKept.
+class KeepGradients(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
+    cause: Count
+    step: Count
+    file: Name
+    """Final path; written beside it under a temporary name and renamed."""
+
+
+# trainer -> coordinator
+class GradientsKept(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
+    cause: Count
+    step: Count
+    size_bytes: Count
+
+
 # coordinator -> trainer, after the journal has BEGIN on disk and every reader is drained: step in place, digest,
 # publish version + 1 as the last store. Answer: UpdateApplied.
 class ApplyUpdate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
@@ -268,6 +285,7 @@ ToTrainer: TypeAlias = (
     | TrainSuffix
     | TrainWhole
     | PrepareUpdate
+    | KeepGradients
     | ApplyUpdate
     | SkipUpdate
     | SaveCheckpoint
@@ -283,6 +301,7 @@ FromTrainer: TypeAlias = (
     | SuffixTrained
     | WholeTrained
     | UpdateVote
+    | GradientsKept
     | UpdateApplied
     | UpdateSkipped
     | CheckpointSaved

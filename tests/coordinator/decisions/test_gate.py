@@ -197,6 +197,12 @@ def test_a_rollout_that_does_not_sample_from_the_mapped_weights_is_refused() -> 
     assert gate.readers == frozenset(READERS)
 
 
+def test_recorded_responses_are_let_in_by_name_alone() -> None:
+    gate = new_gate()
+    gate.register_reader("other", on_policy=False, replayed=True)
+    assert gate.readers == frozenset({*READERS, "other"})
+
+
 @pytest.mark.parametrize(("start", "end"), [(1, 0), (0, 1), (1, 1), (-1, 0)])
 def test_a_group_from_another_version_is_refused(start: int, end: int) -> None:
     gate = new_gate()

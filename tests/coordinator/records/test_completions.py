@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import struct
 from typing import Any
 
 import pytest
 
+from rollplex.protocol.common import Logprobs, Responses
 from rollplex.protocol.reward import GroupRewarded
 from rollplex_coordinator.records.completions import completions_of, lines
 from support.files import completion
@@ -36,6 +38,22 @@ def test_a_group_gives_a_line_for_each_response() -> None:
         {**same, "sample": 1, "completion": "…", "reward": None, "rewards": {"right": None, "short": None},
          "advantage": None, "tokens": 5, "stopped": False},
     ]  # fmt: skip
+
+
+def test_tokens_are_written_down_bit_for_bit_if_they_are_to_be_replayed() -> None:
+    message = GroupRewarded(
+        cause=1, step=0, group=2, rewards=doubles(1.0, 0.0), by_function=(doubles(1.0, 0.0),), texts=("a", "b"),
+        start_s=0.0, end_s=1.0,
+    )  # fmt: skip
+    values = (-0.1, -1 / 3, -2.0)
+    tokens = Responses(group=2, lengths=(2, 1), tokens=struct.pack("<3i", 7, 151_935, 3))
+    found = completions_of(
+        message, source="train", version=0, row=1, group=2, lengths=(2, 1), stopped=(True, False), names=("right",),
+        spoken=(tokens, Logprobs(group=2, values=doubles(*values))),
+    )  # fmt: skip
+    first, second = read(lines(found))
+    assert (first["ids"], second["ids"]) == ([7, 151_935], [3])
+    assert (*first["logprobs"], *second["logprobs"]) == values
 
 
 @pytest.mark.parametrize(

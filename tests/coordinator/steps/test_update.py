@@ -16,7 +16,7 @@ from rollplex.errors import RewardError, StateError, UpdateError
 from rollplex.journal import events
 from rollplex.journal.phases import Phase
 from rollplex.protocol.common import CachesDropped, Committed, Drain, Role
-from rollplex.protocol.trainer import ApplyUpdate, PrepareUpdate, SkipUpdate, UpdateApplied, UpdateVote
+from rollplex.protocol.trainer import ApplyUpdate, KeepGradients, PrepareUpdate, SkipUpdate, UpdateApplied, UpdateVote
 from rollplex_coordinator.processes.stop import StopRun
 from rollplex_coordinator.steps.update import Update
 from support.core import Core, make_config
@@ -72,6 +72,14 @@ def test_begin_is_on_disk_before_the_weights_move_and_commit_before_a_reader_is_
         assert (core.record.version, core.record.phase, core.context.gate.version) == (1, Phase.UPDATE, 1)
         assert core.ledger.phase is Phase.UPDATE
         assert core.context.gate.may_read
+
+
+def test_gradients_are_kept_between_the_vote_and_the_update_if_they_are_asked_for(make_core: MakeCore) -> None:
+    core = trained(make_core(run={"keep_gradients": True}))
+    assert Update(core.context).run()
+    assert place(core, PrepareUpdate) < place(core, KeepGradients) < place(core, ApplyUpdate)
+    (kept,) = core.sent(KeepGradients)
+    assert Path(kept.file) == core.context.run_dir / "gradients" / "step_0.bin"
 
 
 @pytest.mark.parametrize(

@@ -150,11 +150,12 @@ class Gate:
 
     # --- readers come and go --------------------------------------------------------------------------------------
 
-    def register_reader(self, reader: str, *, on_policy: bool) -> tuple[GateStep, ...]:
+    def register_reader(self, reader: str, *, on_policy: bool, replayed: bool = False) -> tuple[GateStep, ...]:
         """A process that reads the weights is loaded.
 
         Args:
             on_policy: whether the tokens it samples come from the mapped weights.
+            replayed: the configuration asks for recorded responses, to compare gradients: then it need not be.
 
         Raises:
             EngineError: it is not on policy.
@@ -163,7 +164,7 @@ class Gate:
         event = f"register_reader {reader}"
         self._expect(self._state is State.OPEN, event, "an open gate")
         self._expect(reader not in self._readers, event, "a reader that is not registered")
-        if not on_policy:
+        if not (on_policy or replayed):
             raise EngineError(
                 "This rollout does not sample from the mapped weights",
                 got="on_policy: false",

@@ -1,6 +1,7 @@
 """Keeps what an earlier run left in a run directory: each run begins with empty records, and nothing is overwritten.
 
-RUN/attempts/1/{journal.sqlite, metrics.jsonl, eval.jsonl, completions.jsonl, samples, tensorboard, logs, checkpoints}
+RUN/attempts/1/{journal.sqlite, metrics.jsonl, eval.jsonl, completions.jsonl, samples, tensorboard, logs, checkpoints,
+                gradients}
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rollplex.checkpoint.folder import CHECKPOINTS
+from rollplex.layout.parameters import GRADIENTS
 
 RECORDS = (
     "journal.sqlite",
@@ -18,6 +20,7 @@ RECORDS = (
     "tensorboard",
     "logs",
     CHECKPOINTS,
+    GRADIENTS,
     "http.json",
 )
 """What a run writes. SQLite's companions of the journal go with it."""

@@ -5,14 +5,16 @@ Owns the form of a line. Knows nothing of which responses are kept, nor of the f
 
 from __future__ import annotations
 
+import itertools
 import math
 import struct
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
+from rollplex.protocol.common import Logprobs, Responses
 from rollplex.protocol.reward import GroupRewarded
 
 _LINE_ENDS = ((b"\xc2\x85", rb"\u0085"), (b"\xe2\x80\xa8", rb"\u2028"), (b"\xe2\x80\xa9", rb"\u2029"))
@@ -24,7 +26,8 @@ class Completion(Struct, frozen=True, kw_only=True):
 
     source: "train" or the evaluation's name. step, version: as in metrics.jsonl and eval.jsonl. group: its place within
     the step or the evaluation. reward, rewards: NaN where nothing was given; null in the file. advantage: what was
-    learned by; NaN in an evaluation and where there is no reward. stopped: it ended by itself, not by its length.
+    learned by; NaN in an evaluation and where there is no reward. stopped: it ended by itself, not by its length. ids,
+    logprobs: of each token, as the rollout gave them; only if the configuration asks for them.
     """
 
     source: str
@@ -39,6 +42,8 @@ class Completion(Struct, frozen=True, kw_only=True):
     advantage: float = math.nan
     tokens: int
     stopped: bool
+    ids: tuple[int, ...] | UnsetType = UNSET
+    logprobs: tuple[float, ...] | UnsetType = UNSET
 
 
 def completions_of(
@@ -52,6 +57,7 @@ def completions_of(
     stopped: Sequence[bool],
     names: Sequence[str],
     advantages: Sequence[float] = (),
+    spoken: tuple[Responses, Logprobs] | None = None,
 ) -> list[Completion]:
     """The responses of one rewarded group, in order.
 
@@ -59,7 +65,9 @@ def completions_of(
         lengths, stopped: per response, as the rollout told.
         names: of the reward functions, in the message's order.
         advantages: per response; none in an evaluation.
+        spoken: the group's tokens, if they are to be kept.
     """
+    tokens, logprobs = _tokens(spoken, lengths)
     rewards = _doubles(message.rewards)
     by_function = [_doubles(blob) for blob in message.by_function]
     return [
@@ -76,6 +84,8 @@ def completions_of(
             advantage=advantages[sample] if advantages else math.nan,
             tokens=lengths[sample],
             stopped=stopped[sample],
+            ids=tokens[sample] if spoken else UNSET,
+            logprobs=logprobs[sample] if spoken else UNSET,
         )
         for sample, text in enumerate(message.texts)
     ]
@@ -90,12 +100,26 @@ def lines(completions: Iterable[Completion]) -> bytes:
     return text
 
 
+def _tokens(
+    spoken: tuple[Responses, Logprobs] | None, lengths: Sequence[int]
+) -> tuple[list[tuple[int, ...]], list[tuple[float, ...]]]:
+    """Ids and log-probabilities of each response; none without a group."""
+    if spoken is None:
+        return [], []
+    responses, given = spoken
+    ends = list(itertools.accumulate(lengths))
+    parts = [slice(end - length, end) for end, length in zip(ends, lengths, strict=True)]
+    ids = struct.unpack(f"<{len(responses.tokens) // 4}i", responses.tokens)
+    values = _doubles(given.values)
+    return [ids[part] for part in parts], [values[part] for part in parts]
+
+
 def _encode(completion: Completion) -> bytes:
     try:
         return msgspec.json.encode(completion)
     except UnicodeEncodeError:
         return msgspec.json.encode(
-            {name: _sendable(value) for name, value in msgspec.structs.asdict(completion).items()}
+            {name: _sendable(value) for name, value in msgspec.structs.asdict(completion).items() if value is not UNSET}
         )
 
 

@@ -78,6 +78,8 @@ class Iteration:
         c.memory.enter(Phase.IDLE)
         metrics = {**update.metrics, **_reward_metrics(c, gathered), **self._token_metrics(inputs, gathered)}
         metrics["updated"] = float(updated)
+        if config.rollout.engine == "replay":
+            metrics["replayed"] = 1.0
         return self._write(version, metrics, gathered, time.monotonic() - started)
 
     def _token_metrics(self, inputs: StepInputs, gathered: Gathered) -> dict[str, float]:
@@ -140,6 +142,9 @@ class Iteration:
                 advantages=gathered.advantages(group, algorithm),
             )
         ]
+                spoken=(gathered.responses[group], gathered.rollout_logprobs[group])
+                if self._c.config.run.log_tokens
+                else None,
 
 
 def _reward_metrics(c: Context, gathered: Gathered) -> dict[str, float]:

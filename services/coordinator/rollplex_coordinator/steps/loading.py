@@ -73,6 +73,8 @@ def load_models(
     """
     config, start_s = node.config, time.monotonic()
     spec = wire.model_spec(config, table_hash=sizes.table.hash, never_sampled=data.never_sampled)
+    longest = max(source.max_prompt_tokens for source in data.sources)
+    engine = wire.engine_spec(config, max_prompt_tokens=longest)
     actor = memory.now(standing(Kind.ACTOR_WEIGHTS, sizes.table.total_bytes, Role.TRAINER, Role.ROLLOUT))
     reference = (
         memory.now(standing(Kind.REFERENCE_WEIGHTS, sizes.reference_bytes, Role.TRAINER, Role.PREFIX))
@@ -110,7 +112,7 @@ def load_models(
                 gradients=prefix_gradients.ref,
                 temperature=config.rollout.temperature,
             ),
-            Role.ROLLOUT: lambda cause: LoadRollout(cause=cause, model=spec, actor=actor.ref),
+            Role.ROLLOUT: lambda cause: LoadRollout(cause=cause, model=spec, actor=actor.ref, engine=engine),
         },
         "load the model",
         config.deadlines.load_s,

@@ -11,9 +11,12 @@ from typing import assert_never
 from rollplex.errors import RewardError, UpdateError
 from rollplex.journal import events
 from rollplex.journal.phases import Phase
+from rollplex.layout.parameters import GRADIENTS
 from rollplex.protocol.common import CachesDropped, Committed, Drain, Drained, Role
 from rollplex.protocol.trainer import (
     ApplyUpdate,
+    GradientsKept,
+    KeepGradients,
     PrepareUpdate,
     SkipUpdate,
     UpdateApplied,
@@ -58,6 +61,7 @@ class Update:
         c.record.enter(Phase.UPDATE)
         c.memory.enter(Phase.UPDATE)
         c.link.on(UpdateVote, self._on_vote)
+        c.link.on(GradientsKept, self._on_gradients_kept)
         c.link.on(Drained, self._on_drained)
         c.link.on(UpdateApplied, self._on_applied)
         c.link.on(UpdateSkipped, self._on_skipped)
@@ -146,8 +150,23 @@ class Update:
             version = self._c.record.version
             reason = NO_REWARDS if self._no_rewards else "a gradient or the loss is not finite"
             self._c.record.append(events.UpdateSkipped(step=message.step, version=version, reason=reason))
+        if message.finite and self._c.config.run.keep_gradients:
+            file = self._c.run_dir / GRADIENTS / f"step_{message.step}.bin"
+            self._c.link.ask(
+                Role.TRAINER,
+                lambda cause: KeepGradients(cause=cause, step=message.step, file=str(file)),
+                f"keep the gradients of step {message.step}",
+                self._c.config.deadlines.checkpoint_s,
+            )
+        else:
+            self._voted(finite=message.finite)
+
+    def _on_gradients_kept(self, _peer: Peer, _message: GradientsKept) -> None:
+        self._voted(finite=True)
+
+    def _voted(self, *, finite: bool) -> None:
         try:
-            self._do(self._c.gate.voted(finite=message.finite))
+            self._do(self._c.gate.voted(finite=finite))
         except UpdateError as error:
             if not self._no_rewards:
                 raise

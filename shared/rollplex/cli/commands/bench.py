@@ -1,4 +1,4 @@
-"""`rollplex bench schedules`, `rollplex bench workload` and `rollplex bench memory`."""
+"""`rollplex bench`: schedules, workload, gradients, memory."""
 
 from __future__ import annotations
 
@@ -103,6 +103,45 @@ def workload(
         steps=steps,
         preset=preset,
     )
+
+
+@bench.command()
+def gradients(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the workload.")],
+    *,
+    responses: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="completions.jsonl with tokens (run.log_tokens). Default: record some."),
+    ] = None,
+    spread: Annotated[
+        float, typer.Option(min=0.0, metavar="S", help="Seconds over which the responses' ends are spread.")
+    ] = 2.0,
+    only: Annotated[int, typer.Option(min=0, metavar="N", help="At most so many runs; the next call goes on.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The folder; one begun is gone on with. Default: new, in runs.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="A.B=V", help="Override a key of CONFIG. May be repeated.")
+    ] = None,
+) -> None:
+    """Compare the schedules' gradients.
+
+    Replays the same responses under serial, serial again, overlap and stream. Exit code 1 if a schedule's gradient is
+    further from serial's than it may be.
+    """
+    from rollplex.cli.bench import bench_gradients  # noqa: PLC0415 - help stays quick
+
+    code = bench_gradients(
+        config,
+        overrides=set_ or [],
+        responses=responses,
+        spread_s=spread,
+        limit=only,
+        out=out,
+        runs_dir=read_environment().runs_dir,
+        command=shlex.join(["rollplex", *sys.argv[1:]]),
+    )
+    raise typer.Exit(code)
 
 
 @bench.command()

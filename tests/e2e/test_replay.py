@@ -1,0 +1,46 @@
+"""Recorded responses replayed by a whole node: the same weights again, and a run that says what it is."""
+
+from __future__ import annotations
+
+from rollplex.journal.events import GroupFinished, UpdateCommitted
+from support.nodes import Project, Start
+
+ITERATIONS = 2
+
+
+def test_a_replay_makes_the_same_updates_bit_for_bit_without_sampling(start: Start, project: Project) -> None:
+    recording = {"run.schedule": "serial", "run.log_tokens": True, "run.log_completions": 1000}
+    recorded = start("--iterations", str(ITERATIONS), overrides=recording).wait()
+    assert recorded.code == 0, recorded.stderr
+    assert "REPLAYED" not in recorded.stderr
+    replaying: dict[str, object] = {
+        "run.schedule": "stream",
+        "rollout.engine": "replay",
+        "rollout.replay": str(recorded.run_dir / "completions.jsonl"),
+        "rollout.replay_s": 0.3,
+        "checkpoint.at_end": False,
+    }
+    replayed = start("--iterations", str(ITERATIONS), overrides=replaying).wait()
+    assert replayed.code == 0, replayed.stderr
+    assert "REPLAYED: responses come from" in replayed.stderr
+    first, second = ([commit.digest for commit in run.of(UpdateCommitted)] for run in (recorded, replayed))
+    assert first == second
+    assert len(first) == ITERATIONS
+    lengths = [{(g.step, g.group): g.lengths for g in run.of(GroupFinished)} for run in (recorded, replayed)]
+    assert lengths[0] == lengths[1]
+    assert [row.get("replayed") for row in replayed.metrics] == [1.0] * ITERATIONS
+    assert not (replayed.run_dir / "checkpoints").exists()
+
+
+def test_a_replay_of_fewer_steps_than_are_wanted_ends_by_naming_the_missing_one(start: Start, project: Project) -> None:
+    recording = {"run.log_tokens": True, "run.log_completions": 1000}
+    recorded = start("--iterations", "1", overrides=recording).wait()
+    assert recorded.code == 0, recorded.stderr
+    replaying: dict[str, object] = {
+        "rollout.engine": "replay",
+        "rollout.replay": str(recorded.run_dir / "completions.jsonl"),
+    }
+    replayed = start("--iterations", "2", overrides=replaying).wait()
+    assert replayed.code == 1
+    assert "A group was not recorded whole" in replayed.stderr
+    assert "step 1, group 0" in replayed.stderr
