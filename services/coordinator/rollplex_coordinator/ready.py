@@ -13,10 +13,12 @@ from collections.abc import Sequence
 from rollplex.config.host import budget_bytes, host_budget_bytes
 from rollplex.config.wire import train_sampling
 from rollplex.journal.phases import Phase
+from rollplex.multiprocessors.beside import Beside, Silent
 from rollplex.protocol.common import Role
 from rollplex_coordinator.control import CoreControl
 from rollplex_coordinator.decisions.gate import Gate
 from rollplex_coordinator.decisions.ledger import Ledger
+from rollplex_coordinator.decisions.window import window_of
 from rollplex_coordinator.fingerprints import ModelFingerprint, fingerprints
 from rollplex_coordinator.memory.budget import budgets_by_place, host_place, plan_memory
 from rollplex_coordinator.memory.leasing import Memory
@@ -71,6 +73,7 @@ def get_ready(
         _warn(judge_fingerprints(resumption, found, options.resume.accepted))
     node.link.await_peers(roles, config.deadlines.start_s)
     loaded = load_models(node, memory, sizes, data, None if resumption is None else resumption.restore)
+    notice = Silent() if node.device is None else Beside(node.run_dir)  # an engine looks for it as it loads
     found = fingerprints(data, model_files.result(config.deadlines.load_s), rewards)
     gate = Gate()
     if resumption is not None:
@@ -95,6 +98,12 @@ def get_ready(
         data=data,
         sampling=train_sampling(config, stop_ids=data.stop_ids),
         fingerprints=found,
+        window=window_of(
+            None if node.device is None else node.device.sharing.used,
+            prefix_share=config.device.prefix_share,
+            decode_share=config.device.decode_share,
+        ),
+        notice=notice,
     )
     node.record.enter(Phase.IDLE)
     memory.enter(Phase.IDLE)
