@@ -30,7 +30,8 @@ class Told:
         record.open_groups = where.get("groups", (2, 5))
         supervisor = Supervisor(run_dir, 1, {})
         supervisor._incarnations = dict.fromkeys(where.get("started", Role), 1)
-        self.event, self.text = told(error, record, supervisor, logs_stay=where.get("logs_stay", True))
+        mps = where.get("mps")
+        self.event, self.text = told(error, record, supervisor, mps, logs_stay=where.get("logs_stay", True))
         record.close()
 
 
@@ -105,3 +106,37 @@ def test_a_worker_that_somebody_else_started_has_no_log_here(tmp_path: Path) -> 
 )
 def test_only_what_another_configuration_would_mend_ends_with_2(error: RollplexError, code: int) -> None:
     assert exit_code(error) == code
+
+
+class Daemon:
+    """What is asked of an MPS daemon."""
+
+    def __init__(self, *, alive: bool = True) -> None:
+        self.alive = alive
+
+
+FAULT = "CUDA error: an illegal memory access was encountered"
+
+
+def test_a_gpu_fault_under_mps_is_told_once_for_all_workers(tmp_path: Path) -> None:
+    error = WorkerFailed(PEER, ErrorReport(kind="RuntimeError", what=FAULT, do="Look."))
+    one = Told(tmp_path, error, mps=Daemon())
+    assert "prefix[0:0] reported RuntimeError" in one.text
+    assert "GPU fault under MPS ends all of the GPU's clients: prefix was the first to tell, and rollout" in one.text
+    assert one.event.error.do.startswith("Look. A GPU fault under MPS")
+    assert "MPS daemon has ended" in Told(tmp_path, error, mps=Daemon(alive=False)).text
+    assert "GPU fault" not in Told(tmp_path, error).text, "without MPS only one worker is lost"
+
+
+def test_a_death_without_a_word_is_one_of_the_gpu_if_the_end_of_its_log_says_so(tmp_path: Path) -> None:
+    died = WorkerDied("died", role=Role.TRAINER, got="killed by SIGABRT", needed="", do="", where="trainer[0:0]")
+    assert "GPU fault" not in Told(tmp_path, died, mps=Daemon()).text
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "trainer.log").write_text("x" * 10_000 + f"\nterminate called\n  what():  {FAULT}\n")
+    assert "trainer was the first to tell, and prefix and rollout" in Told(tmp_path, died, mps=Daemon()).text
+
+
+def test_the_fault_of_a_process_without_a_gpu_is_its_own(tmp_path: Path) -> None:
+    peer = Peer(role=Role.REWARD, device=Device(), incarnation=1, pid=7)
+    error = WorkerFailed(peer, ErrorReport(kind="RewardError", what=FAULT))
+    assert "under MPS" not in Told(tmp_path, error, mps=Daemon()).text

@@ -20,7 +20,8 @@ from rollplex_coordinator.decisions.gate import Gate
 from rollplex_coordinator.decisions.ledger import Ledger
 from rollplex_coordinator.decisions.window import window_of
 from rollplex_coordinator.fingerprints import ModelFingerprint, fingerprints
-from rollplex_coordinator.memory.budget import budgets_by_place, host_place, plan_memory
+from rollplex_coordinator.memory.budget import budgets_by_place, host_place, plan_memory, planned_blocks
+from rollplex_coordinator.memory.caps import private_caps
 from rollplex_coordinator.memory.leasing import Memory
 from rollplex_coordinator.memory.sizes import Sizes
 from rollplex_coordinator.options import Options
@@ -61,6 +62,7 @@ def get_ready(
     memory = Memory(ledger, node.holder, node.record, DEVICE, host_place(config, DEVICE))
     for reservation in plan_memory(config, sizes, data, DEVICE, budget, host_bytes=host_bytes):
         ledger.reserve(reservation)
+    node.observe(memory, budget + config.overhead_bytes)
     memory.enter(Phase.LOAD)
     node.record.stage("memory plan", plan_s)
     control.memory = memory
@@ -72,20 +74,23 @@ def get_ready(
         found = fingerprints(data, model_files.result(config.deadlines.load_s), rewards)
         _warn(judge_fingerprints(resumption, found, options.resume.accepted))
     node.link.await_peers(roles, config.deadlines.start_s)
-    loaded = load_models(node, memory, sizes, data, None if resumption is None else resumption.restore)
     notice = Silent() if node.device is None else Beside(node.run_dir)  # an engine looks for it as it loads
+    blocks = [block for block in planned_blocks(config, sizes, data, DEVICE) if block.device == DEVICE]
+    caps = private_caps(config, blocks, sizes.table, sizes.shape.vocab, budget)
+    restore = None if resumption is None else resumption.restore
+    loaded = load_models(node, memory, sizes, data, restore, caps=caps)
     found = fingerprints(data, model_files.result(config.deadlines.load_s), rewards)
     gate = Gate()
     if resumption is not None:
         _warn(judge_libraries(resumption, loaded[Role.TRAINER].libraries))
         gate = _go_on(resumption, node.record)
+    replayed = config.rollout.engine == "replay"
+    if replayed:
+        say(f"rollplex: REPLAYED: responses come from {config.rollout.replay}, not from this run's weights")
     for role in (Role.PREFIX, Role.ROLLOUT):
         gate.register_reader(role, on_policy=loaded[role].on_policy, replayed=role is Role.ROLLOUT and replayed)
     control.gate = gate
     context = Context(
-    replayed = config.rollout.engine == "replay"
-    if replayed:
-        say(f"rollplex: REPLAYED: responses come from {config.rollout.replay}, not from this run's weights")
         config=config,
         run_dir=node.run_dir,
         link=node.link,
@@ -97,14 +102,16 @@ def get_ready(
         sizes=sizes,
         data=data,
         sampling=train_sampling(config, stop_ids=data.stop_ids),
-        fingerprints=found,
         window=window_of(
             None if node.device is None else node.device.sharing.used,
             prefix_share=config.device.prefix_share,
             decode_share=config.device.decode_share,
         ),
         notice=notice,
+        fingerprints=found,
     )
+    if node.observer is not None:
+        node.observer.loaded()
     node.record.enter(Phase.IDLE)
     memory.enter(Phase.IDLE)
     return context

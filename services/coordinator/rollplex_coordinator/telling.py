@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
+from pathlib import Path
+
+from msgspec.structs import replace
 
 from rollplex.errors import BudgetError, ConfigError, RollplexError
 from rollplex.journal.events import ErrorRaised
+from rollplex.protocol.common import Role
 from rollplex.worker.runtime import report
+from rollplex_coordinator.decisions.gpu_fault import group_note, is_gpu_fault
+from rollplex_coordinator.processes.environment import WORKERS
 from rollplex_coordinator.processes.link import WorkerDied, WorkerFailed
+from rollplex_coordinator.processes.mps import Mps
 from rollplex_coordinator.processes.supervisor import Supervisor
 from rollplex_coordinator.records.record import Record
 from rollplex_coordinator.steps.orders import span
 
 EXIT_ERROR = 1
 EXIT_CONFIG = 2
+TAIL_BYTES = 4096
+"""Of a log, in which a death of the GPU is looked for."""
 
 
 def say(text: str) -> None:
@@ -42,9 +52,13 @@ def exit_code(error: RollplexError) -> int:
 
 
 def told(
-    error: RollplexError, record: Record, supervisor: Supervisor, *, logs_stay: bool = True
+    error: RollplexError, record: Record, supervisor: Supervisor, mps: Mps | None = None, *, logs_stay: bool = True
 ) -> tuple[ErrorRaised, str]:
-    """Who, where in the run, what, and which log (unless it goes with the run): for the journal, and in words."""
+    """Who, where in the run, what, and which log (unless it goes with the run): for the journal, and in words.
+
+    Args:
+        mps: the daemon through which the workers share a GPU.
+    """
     service, role = error.where, None
     if isinstance(error, WorkerFailed):
         service, role = str(error.peer), error.peer.role
@@ -52,6 +66,8 @@ def told(
         role = error.role
     log_path = supervisor.log_text(role) if role is not None and logs_stay else ""
     details = error.report if isinstance(error, WorkerFailed) else report(error)
+    note = "" if mps is None or role not in WORKERS else _gpu_note(role, str(error), supervisor, mps)
+    details = replace(details, do=f"{details.do} {note}".strip()) if note else details
     groups = record.open_groups
     event = ErrorRaised(
         error=details,
@@ -65,4 +81,24 @@ def told(
     place += "" if record.step is None else f", step {record.step}"
     place += f", group {span(groups)} not trained yet" if groups else ""
     by = f"{service} reported " if isinstance(error, WorkerFailed) else ""
-    return event, f"error: {by}{details.kind} in {place}: {error}" + (f"\n  log: {log_path}" if log_path else "")
+    more = "".join(f"\n  {line}" for line in (note, f"log: {log_path}" if log_path else "") if line)
+    return event, f"error: {by}{details.kind} in {place}: {error}{more}"
+
+
+def _gpu_note(role: Role, text: str, supervisor: Supervisor, mps: Mps) -> str:
+    """What is to be said of a fault of the GPU, if it was one: by the error, or by the end of the worker's log."""
+    if not is_gpu_fault(text) and not is_gpu_fault(_end_of(supervisor.log_text(role))):
+        return ""
+    return group_note(role, WORKERS - {role}, daemon_alive=mps.alive)
+
+
+def _end_of(log_path: str) -> str:
+    """The last lines of a log; empty where there is none."""
+    if not log_path:
+        return ""
+    try:
+        with Path(log_path).open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+            return file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""

@@ -216,3 +216,40 @@ def test_segments_are_within_leases_and_leases_within_the_budget_after_any_histo
         assert not world.memory.view().devices[0].waiting
     finally:
         world.close()
+
+
+class Watched:
+    """What is asked of an observer."""
+
+    def __init__(self) -> None:
+        self.entered: list[tuple[Phase, int | None, dict[str, int]]] = []
+
+    def enter(self, phase: Phase, step: int | None, held: dict[str, int]) -> None:
+        self.entered.append((phase, step, held))
+
+
+def test_the_books_of_the_device_follow_every_grant_and_release(world: World) -> None:
+    assert world.memory.leased.total_bytes == 0
+    private, shared = world.memory.now(want(2)), world.memory.now(want(3, segment=True))
+    world.memory.now(want(1, owner=Role.TRAINER))
+    before = world.memory.leased
+    assert before.segments_bytes == 3 * PAGE
+    assert before.private == ((Role.PREFIX, 2 * PAGE), (Role.TRAINER, PAGE))
+    world.memory.release(private)
+    world.memory.release(shared)
+    assert (world.memory.leased.segments_bytes, world.memory.leased.private) == (0, ((Role.TRAINER, PAGE),))
+    assert before.segments_bytes == 3 * PAGE, "whoever read it keeps what it read"
+
+
+def test_an_observer_hears_of_each_phase_with_what_workers_held_at_most_in_the_one_that_ended(world: World) -> None:
+    watched = Watched()
+    world.memory.observer = watched  # type: ignore[assignment] # has what is used of it
+    world.record.step = 3
+    one, two = world.memory.now(want(2)), world.memory.now(want(3))
+    world.memory.measured((Held(lease=one.lease, size_bytes=100),))
+    world.memory.measured((Held(lease=two.lease, size_bytes=50),))
+    world.memory.release(one)
+    world.memory.measured((Held(lease=two.lease, size_bytes=60),))
+    world.memory.enter(Phase.SCORE)
+    world.memory.enter(Phase.TRAIN)
+    assert watched.entered == [(Phase.SCORE, 3, {Role.PREFIX: 150}), (Phase.TRAIN, 3, {})]

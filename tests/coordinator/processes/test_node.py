@@ -20,9 +20,10 @@ from rollplex.errors import ServiceDied
 from rollplex.journal import events
 from rollplex.journal.phases import Phase
 from rollplex.journal.reader import Reader
+from rollplex.memory.segment import Backend, backend
 from rollplex.nvml import Gpu
 from rollplex.protocol.claim import claim
-from rollplex.protocol.common import Kind, Role
+from rollplex.protocol.common import Kind, Memory, Role
 from rollplex_coordinator.options import Options
 from rollplex_coordinator.processes import node as node_module
 from rollplex_coordinator.processes.device import open_device
@@ -270,6 +271,13 @@ def on_gpu(make_node: MakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     fake = FakeNvml(total=2**30, used=2**20)
     monkeypatch.setattr(node_module, "open_device", lambda config, folder: open_device(config, folder, of(fake)))
 
+    def make_backend(name: str, *, uuid: str = "") -> Backend:
+        if name == "cuda":
+            assert uuid == os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-1234", "the driver reads it when it is opened"
+        return backend("host")
+
+    monkeypatch.setattr(node_module, "backend", make_backend)
+
     def make(rollout: str = WORKER, **changes: Any) -> Node:
         return make_node(rollout, device={"kind": "cuda"}, **changes)
 
@@ -296,6 +304,8 @@ def test_a_node_says_which_gpu_it_has_and_how_it_is_shared_and_shows_it_to_its_w
     (ready,) = journalled(node, events.DeviceReady)
     assert (ready.uuid, ready.name, ready.free_bytes) == ("GPU-1234", "NVIDIA H200", 2**30 - 2**20)
     assert (ready.sharing_asked, ready.sharing_used, ready.why) == ("mps", "mps", "")
+    on_device = node.holder.create(Kind.GRADIENTS, 4096, lease=1, memory=Memory.CUDA)
+    assert on_device.memory is Memory.CUDA
     daemon = node.device.mps
     node.end("the run ended")
     assert not daemon.alive

@@ -23,6 +23,7 @@ from rollplex.protocol.reward import OpenRewards, RewardsOpened
 from rollplex.protocol.rollout import LoadRollout
 from rollplex.protocol.trainer import LoadTrainer
 from rollplex_coordinator.decisions.ledger import Ledger
+from rollplex_coordinator.memory.caps import Caps
 from rollplex_coordinator.memory.holder import Holder
 from rollplex_coordinator.memory.leasing import Memory
 from rollplex_coordinator.memory.sizes import Sizes
@@ -47,8 +48,14 @@ class Loading:
     journal: FakeJournal
     story: list[tuple[Any, ...]]
 
-    def load(self) -> dict[Role, Loaded]:
-        return load_models(self, self.memory, Sizes(self.config), data_of(self.config))  # type: ignore[arg-type]
+    def load(self, caps: Caps | None = None) -> dict[Role, Loaded]:
+        return load_models(
+            self,  # type: ignore[arg-type] # has what is used of a node
+            self.memory,
+            Sizes(self.config),
+            data_of(self.config),
+            caps=caps or Caps(),
+        )
 
     def sent(self, kind: type[Any]) -> Any:
         (message,) = [entry[2] for entry in self.story if isinstance(entry[2], kind)]
@@ -108,6 +115,14 @@ def test_all_workers_map_one_copy_of_the_weights_and_the_trainer_sees_both_arena
     assert {event.name for event in roles} == {"load trainer", "load prefix", "load rollout"}
     assert whole.name == "load model"
     assert all(event.start_s == roles[0].start_s <= event.end_s <= whole.end_s for event in roles)
+
+
+def test_each_worker_is_told_how_much_private_memory_it_may_take(make_loading: Callable[..., Loading]) -> None:
+    loading = make_loading()
+    loading.load(Caps(rollout=1, prefix=2, trainer=3))
+    told = [loading.sent(LoadRollout).engine.private_bytes]
+    told += [loading.sent(kind).private_bytes for kind in (LoadPrefix, LoadTrainer)]
+    assert told == [1, 2, 3]
 
 
 def test_what_is_loaded_stays_to_the_end(make_loading: Callable[..., Loading]) -> None:

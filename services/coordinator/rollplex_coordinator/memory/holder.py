@@ -36,6 +36,10 @@ class Holder:
         self._segments: dict[int, HeldSegment] = {}
         self._next = 1
 
+    def device(self, backend: Backend) -> None:
+        """From now on segments can lie on a GPU too."""
+        self._backends[Memory.CUDA] = backend
+
     def create(self, kind: Kind, size_bytes: int, lease: int, memory: Memory = Memory.HOST) -> SegmentRef:
         """A new segment of `size_bytes` under `lease`.
 

@@ -18,7 +18,9 @@ from rollplex.memory.placement import taken_bytes
 from rollplex.protocol.common import Device, Held, Kind, LeaseRef, SegmentRef
 from rollplex.protocol.common import Memory as MemoryKind
 from rollplex_coordinator.decisions.ledger import Granted, LeaseRequest, Ledger, LedgerView
+from rollplex_coordinator.decisions.observed import Leased
 from rollplex_coordinator.memory.holder import Holder
+from rollplex_coordinator.memory.observer import Observer
 from rollplex_coordinator.records.record import Record
 
 
@@ -81,6 +83,11 @@ class Memory:
         self._waiting: dict[int, tuple[tuple[Want, ...], Callable[[tuple[Block, ...]], None]]] = {}
         self._held: dict[int, int] = {}
         self._since: dict[int, float] = {}
+        self._held_in_phase: dict[str, int] = {}
+        self.observer: Observer | None = None
+        """Of the GPU; None on host memory."""
+        self.leased = Leased()
+        """The books of the device as they stand: replaced, never changed, so that another thread may read it."""
 
     def now(self, want: Want) -> Block:
         """A block that must fit at this moment.
@@ -128,6 +135,7 @@ class Memory:
         if block.segment is not None:
             self._holder.close(block.segment.segment)
         del self._blocks[block.lease], self._since[block.lease]
+        self._count_leased()
         granted = self._ledger.release(block.lease, block.want.owner)
         self._record.append(
             LeaseReleased(
@@ -148,6 +156,9 @@ class Memory:
         Raises:
             StateError: a segment does not have the size of its lease.
         """
+        if self.observer is not None:
+            held, self._held_in_phase = self._held_in_phase, {}
+            self.observer.enter(phase, self._record.step, held)
         wrong = {lease: sizes for lease, sizes in self.audit().items() if sizes[0] != sizes[1]}
         if wrong:
             raise StateError(
@@ -159,6 +170,9 @@ class Memory:
         """What a worker really held under its private leases."""
         for item in held:
             self._held[item.lease] = max(item.size_bytes, self._held.get(item.lease, 0))
+        for owner in {block.want.owner for block in self._blocks.values() if block.lease in self._held}:
+            ours = (self._held.get(lease, 0) for lease, block in self._blocks.items() if block.want.owner == owner)
+            self._held_in_phase[owner] = max(sum(ours), self._held_in_phase.get(owner, 0))
 
     def audit(self) -> dict[int, tuple[int, int]]:
         """Per lease with a segment: leased bytes, and the bytes that the segment has (`Holder.measured`)."""
@@ -226,6 +240,7 @@ class Memory:
             segment = self._holder.create(want.kind, want.size_bytes, lease, self._memory(want))
         block = Block(lease=lease, want=want, segment=segment)
         self._blocks[lease] = block
+        self._count_leased()
         self._since[lease] = time.monotonic()
         self._record.append(
             LeaseGranted(
@@ -240,3 +255,14 @@ class Memory:
             )
         )
         return block
+
+    def _count_leased(self) -> None:
+        segments, private = 0, dict[str, int]()
+        for block in self._blocks.values():
+            if block.want.on_host and self._host is not None:
+                continue
+            if block.segment is not None:
+                segments += block.want.size_bytes
+            else:
+                private[block.want.owner] = private.get(block.want.owner, 0) + block.want.size_bytes
+        self.leased = Leased(segments_bytes=segments, private=tuple(sorted(private.items())))

@@ -21,6 +21,8 @@ from rollplex.protocol.claim import Claim
 from rollplex.protocol.common import Device, Role
 from rollplex.protocol.handshake import Welcome
 from rollplex_coordinator.memory.holder import Holder
+from rollplex_coordinator.memory.leasing import Memory
+from rollplex_coordinator.memory.observer import Observer
 from rollplex_coordinator.options import Options
 from rollplex_coordinator.processes.device import open_device
 from rollplex_coordinator.processes.hub import Hub, Peer
@@ -56,9 +58,10 @@ class Node:
         """The GPU; None on host memory."""
         journal = Journal(self.run_dir / "journal.sqlite")
         self.record = Record(self.run_dir, journal, tensorboard=config.run.tensorboard)
-        gpu = None if self.device is None else backend("cuda", uuid=self.device.gpu.info.uuid)
-        self.holder = Holder(backend("host"), gpu)
+        self.holder = Holder(backend("host"))
         self.supervisor = Supervisor(self.run_dir, config.run.threads, commands(config))
+        self.observer: Observer | None = None
+        """Of the GPU's memory, from LOAD on."""
         self._options = options
         self._starting: dict[Role, float] = {}
         self._first_start_s = time.monotonic()
@@ -86,7 +89,12 @@ class Node:
 
     def prepare_device(self) -> None:
         """Before the first process: settle how they share the GPU. From here on this process sees that GPU alone too,
-        for the segments that it makes there. On host memory nothing happens."""
+        for the segments that it makes there; the driver reads the environment when it is opened, so that comes after.
+        On host memory nothing happens.
+
+        Raises:
+            SegmentError: the GPU's memory cannot be reached.
+        """
         device = self.device
         if device is None:
             return
@@ -94,6 +102,7 @@ class Node:
         sharing = device.start(os.environ, external_workers=self._options.external_workers)
         access, info = device.access, device.gpu.info
         os.environ.update(access.variables)
+        self.holder.device(backend("cuda", uuid=info.uuid))
         self.supervisor.gpu = access
         if device.mps is not None:
             self.supervisor.free_gpu = device.free
@@ -115,6 +124,25 @@ class Node:
             )
         )
         self.record.stage("device", start_s)
+
+    def observe(self, memory: Memory, budget_bytes: int) -> None:
+        """Watch the GPU's memory from now on, against the books. On host memory nothing happens.
+
+        Args:
+            budget_bytes: what the run may use in all, overhead included.
+        """
+        if self.device is None:
+            return
+        self.observer = memory.observer = Observer(
+            self.device.gpu,
+            DEVICE,
+            baseline_bytes=self.device.baseline_bytes,
+            budget_bytes=budget_bytes,
+            leased=lambda: memory.leased,
+            name_of=self.supervisor.name_of,
+            tell=self.record.append,
+        )
+        self.observer.start()
 
     def start(self, role: Role) -> None:
         """Start a child and expect it; or, for external workers, only expect it."""
@@ -153,6 +181,8 @@ class Node:
             log.warning("%s did not leave in time%s", late, " and was killed" if late in killed else "")
         self.link.hub.close()
         self.holder.close_all()
+        if self.observer is not None:
+            self.observer.close()
         if self.device is not None:
             self.device.close()
         self.record.close()

@@ -101,6 +101,8 @@ class Iteration:
         c = self._c
         times = {f"time/{phase.name.lower()}_s": value for phase, value in c.record.phase_seconds.items()}
         times["time/step_s"] = seconds
+        if c.memory.observer is not None:
+            times |= c.memory.observer.metrics()
         times["time/prefix_in_window"] = _share_inside(gathered.prefix_spans, gathered.rollout_span)
         row: dict[str, object] = {"step": self._step, "version": version}
         row |= {name: value if math.isfinite(value) else None for name, value in {**metrics, **times}.items()}
@@ -140,11 +142,11 @@ class Iteration:
                 stopped=gathered.stopped[group],
                 names=names,
                 advantages=gathered.advantages(group, algorithm),
-            )
-        ]
                 spoken=(gathered.responses[group], gathered.rollout_logprobs[group])
                 if self._c.config.run.log_tokens
                 else None,
+            )
+        ]
 
 
 def _reward_metrics(c: Context, gathered: Gathered) -> dict[str, float]:

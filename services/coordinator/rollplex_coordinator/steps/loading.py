@@ -20,6 +20,7 @@ from rollplex.protocol.prefix import LoadPrefix
 from rollplex.protocol.reward import OpenRewards, RewardsOpened
 from rollplex.protocol.rollout import LoadRollout
 from rollplex.protocol.trainer import LoadTrainer, Restore
+from rollplex_coordinator.memory.caps import Caps
 from rollplex_coordinator.memory.leasing import Block, Memory, Want
 from rollplex_coordinator.memory.sizes import Sizes
 from rollplex_coordinator.processes.hub import Peer
@@ -64,9 +65,18 @@ def check_data(node: Node) -> DataChecked:
 
 
 def load_models(
-    node: Node, memory: Memory, sizes: Sizes, data: DataChecked, restore: Restore | None = None
+    node: Node,
+    memory: Memory,
+    sizes: Sizes,
+    data: DataChecked,
+    restore: Restore | None = None,
+    *,
+    caps: Caps = Caps(),  # noqa: B008 - immutable
 ) -> dict[Role, Loaded]:
     """Make the standing segments and have every worker map them; the trainer fills them, or restores a checkpoint.
+
+    Args:
+        caps: of the workers' private memory.
 
     Raises:
         ModelError: a worker sees a parameter table of another size.
@@ -74,7 +84,7 @@ def load_models(
     config, start_s = node.config, time.monotonic()
     spec = wire.model_spec(config, table_hash=sizes.table.hash, never_sampled=data.never_sampled)
     longest = max(source.max_prompt_tokens for source in data.sources)
-    engine = wire.engine_spec(config, max_prompt_tokens=longest)
+    engine = wire.engine_spec(config, max_prompt_tokens=longest, private_bytes=caps.rollout)
     actor = memory.now(standing(Kind.ACTOR_WEIGHTS, sizes.table.total_bytes, Role.TRAINER, Role.ROLLOUT))
     reference = (
         memory.now(standing(Kind.REFERENCE_WEIGHTS, sizes.reference_bytes, Role.TRAINER, Role.PREFIX))
@@ -103,6 +113,7 @@ def load_models(
                 algorithm=wire.algorithm(config),
                 optimizer=wire.optimizer(config),
                 restore=restore,
+                private_bytes=caps.trainer,
             ),
             Role.PREFIX: lambda cause: LoadPrefix(
                 cause=cause,
@@ -111,6 +122,7 @@ def load_models(
                 reference=shared_reference,
                 gradients=prefix_gradients.ref,
                 temperature=config.rollout.temperature,
+                private_bytes=caps.prefix,
             ),
             Role.ROLLOUT: lambda cause: LoadRollout(cause=cause, model=spec, actor=actor.ref, engine=engine),
         },
