@@ -19,7 +19,7 @@ MakeWorld = Callable[..., World]
 ALL = (0, 1, 2, 3)
 
 
-@pytest.mark.parametrize("activations", [Activations.KEEP, Activations.RECOMPUTE])
+@pytest.mark.parametrize(("activations", "packed"), [(Activations.KEEP, False), (Activations.RECOMPUTE, True)])
 @pytest.mark.parametrize("copies", [1, 3], ids=["shared", "replicated"])
 def test_a_whole_step_runs_on_the_device(
     make_world: MakeWorld,
@@ -27,7 +27,9 @@ def test_a_whole_step_runs_on_the_device(
     monkeypatch: pytest.MonkeyPatch,
     copies: int,
     activations: Activations,
+    packed: bool,
 ) -> None:
+    monkeypatch.setattr("rollplex.model.suffix.packs_suffix", lambda *_, **__: packed)
     devices = put_on_device(monkeypatch, PrefixService)
     world = make_world()
     world.forward(Which.REFERENCE, ALL, 0, copies=copies)

@@ -16,10 +16,14 @@ from support.trainer import World, apply, prepare, sampled, train_all
 MakeWorld = Callable[..., World]
 
 
-@pytest.mark.parametrize(("dtype", "loss"), [("float32", Loss.GRPO), ("bfloat16", Loss.DAPO), ("float32", Loss.GSPO)])
+@pytest.mark.parametrize(
+    ("dtype", "loss", "packed"),
+    [("float32", Loss.GRPO, False), ("bfloat16", Loss.DAPO, True), ("float32", Loss.GSPO, True)],
+)
 def test_a_whole_step_runs_on_the_device(
-    make_world: MakeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, loss: Loss
+    make_world: MakeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, loss: Loss, packed: bool
 ) -> None:
+    monkeypatch.setattr("rollplex.model.suffix.packs_suffix", lambda *_, **__: packed)
     devices = put_on_device(monkeypatch, TrainerService)
     world = make_world(dtype=dtype, algorithm={"loss": loss})
     train_all(world, [sampled(n) for n in range(3)], (2, 1))

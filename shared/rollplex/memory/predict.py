@@ -14,7 +14,8 @@ Bytes per token (language model) or per patch (vision tower):
       normed, and weighted                    2 i W                     mul; the linear layers that follow
     attention: q, k after rope, v, output     i D (h + kv + kv + h)     attention; o_proj
       prefix, vision: log-sum-exp             a h                       attention
-      suffix: weights over P + R keys         a h (P + R)               softmax
+      packed suffix: log-sum-exp              a h                       attention
+      padded suffix: weights over P + R keys  a h (P + R)               softmax
         and in half precision                 i h (P + R)               the two products with V
       vision, sequences of unequal length     i D h                     output put back in order
     MLP: gate, silu(gate), up, product        4 i I                     silu, mul, down_proj
@@ -46,6 +47,7 @@ from rollplex.layout.vision import VisionShape
 
 Grid: TypeAlias = tuple[int, int, int]
 """Frames, height and width of one image or video, in patches."""
+HALF_PRECISIONS: Final = ("bfloat16", "float16")
 INDEX_BYTES: Final = 8
 """Ids and indices are int64."""
 LOGITS_CHUNK_BYTES: Final = 128 * 2**20
@@ -109,6 +111,30 @@ def prefix_activation_bytes(
     if patches and not freeze_vision:
         media += _vision_bytes(shape, grids, item, wide, fused=fused) + features * item * shape.hidden
     return rows * tokens * per_token + last + media
+
+
+def packs_suffix(dtype: str, head_dim: int, *, cuda: bool) -> bool:
+    """Whether the suffix pass is packed (`rollplex.model.packed`): where torch's flash attention runs. Elsewhere it is
+    padded."""
+    return cuda and dtype in HALF_PRECISIONS and head_dim % 8 == 0 and head_dim <= 256
+
+
+def packed_suffix_saved_bytes(
+    shape: ModelShape, *, prompts: int, lengths: Sequence[int], entropy: bool, dtype: str, fused: bool = False
+) -> int:
+    """The same as `suffix_saved_bytes` of a packed pass: no token but the real ones, and no attention weights."""
+    item, wide = ITEM_BYTES[dtype], _softmax_bytes(dtype)
+    rows, longest, total = len(lengths), max(lengths), sum(lengths)
+    fed = total - rows
+    scored = scored_rows(prompts, lengths)
+    out = (1 + entropy) * rows * longest * wide
+    head = (scored if fed else 0) * item * shape.hidden + scored * (1 + entropy) * wide + 2 * total * INDEX_BYTES
+    if total < rows * longest:
+        head += (1 + entropy) * total * (INDEX_BYTES + wide)
+    layer = text_layer_bytes(shape, item, fused=fused) + shape.heads * wide
+    per_token = shape.layers * layer + norm_bytes(shape.hidden, item, fused=fused) - item * shape.hidden
+    per_token += 2 * item * shape.head_dim + INDEX_BYTES
+    return fed * per_token + head + out
 
 
 def suffix_saved_bytes(

@@ -1,5 +1,8 @@
 """The suffix pass: log-probabilities of all responses of all prompts, against K/V of the prefix.
 
+Two ways to the same numbers: padded, in products of matrices that run anywhere, and packed (`rollplex.model.packed`),
+without padding and without attention weights, where `packs_suffix` says so.
+
 Owns: the suffix forward. Its backward is autograd's own: gradients reach the parameters and, where the prefix state is
 made of leaves, K, V and the last hidden state. Does not know: losses, advantages, which process made the prefix.
 
@@ -16,9 +19,11 @@ import torch
 from torch import Tensor
 
 from rollplex.errors import EngineError
-from rollplex.model.attention import NO_MASK, SuffixContext, attention_bias, softmax_dtype
+from rollplex.memory.predict import packs_suffix
+from rollplex.model.attention import NO_MASK, AttentionContext, SuffixContext, attention_bias, softmax_dtype
 from rollplex.model.build import Model
 from rollplex.model.logprob import forbidden_ids, token_logprobs
+from rollplex.model.packed import PackedContext, packing
 from rollplex.model.prefix import PrefixState
 
 
@@ -44,6 +49,7 @@ def suffix_forward(
     temperature: float,
     never_sampled: Sequence[int],
     entropy: bool = False,
+    packed: bool | None = None,
 ) -> SuffixOutput:
     """Scores responses in one pass. Keeps a graph if gradients are enabled.
 
@@ -54,6 +60,7 @@ def suffix_forward(
         lengths: int64 [B*G], at least 1.
         temperature, never_sampled: of the definition in `rollplex.model.logprob`.
         entropy: also give the entropy.
+        packed: which way; None: as `rollplex.memory.predict.packs_suffix` says of the prefix state.
 
     Raises:
         EngineError: a response holds a token that is never sampled, or is empty.
@@ -63,7 +70,10 @@ def suffix_forward(
         raise AssertionError(f"{rows} responses do not divide among {prefix.rows} prefix rows")
     mask = torch.arange(longest, device=tokens.device) < lengths[:, None]
     _check_tokens(tokens, lengths, mask, never_sampled)
-    hidden, flat = _hidden_states(model, prefix, tokens, mask)
+    if packed is None:
+        key = prefix.keys[0]
+        packed = packs_suffix(str(key.dtype).removeprefix("torch."), key.shape[-1], cuda=key.is_cuda)
+    hidden, flat = _hidden_states(model, prefix, tokens, mask, packed=packed)
     values, entropies = token_logprobs(
         hidden,
         model.lm_head.weight,
@@ -80,7 +90,9 @@ def suffix_forward(
     )
 
 
-def _hidden_states(model: Model, prefix: PrefixState, tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+def _hidden_states(
+    model: Model, prefix: PrefixState, tokens: Tensor, mask: Tensor, *, packed: bool
+) -> tuple[Tensor, Tensor]:
     """Hidden states that predict the real tokens [N, hidden], and for each real token (row-major) its row in them."""
     rows, longest = tokens.shape
     samples = rows // prefix.rows
@@ -91,6 +103,8 @@ def _hidden_states(model: Model, prefix: PrefixState, tokens: Tensor, mask: Tens
         return prefix.last_hidden, flat[mask]
     count = int(predicted.sum())
     flat[:, 1:][predicted] = torch.arange(prefix.rows, prefix.rows + count, device=tokens.device)
+    if packed:
+        return torch.cat([prefix.last_hidden, _packed_hidden(model, prefix, tokens[:, :-1], predicted)]), flat[mask]
     hidden = _suffix_hidden(model, prefix, tokens[:, :-1])
     chosen = hidden.flatten(0, 1) if count == predicted.numel() else hidden[predicted]
     return torch.cat([prefix.last_hidden, chosen]), flat[mask]
@@ -98,18 +112,33 @@ def _hidden_states(model: Model, prefix: PrefixState, tokens: Tensor, mask: Tens
 
 def _suffix_hidden(model: Model, prefix: PrefixState, tokens: Tensor) -> Tensor:
     """Hidden states after the final norm, [B*G, R, hidden], of fed response tokens [B*G, R]."""
-    rows, fed = tokens.shape
-    embeds: Tensor = model.model.language_model.embed_tokens(tokens)
-    samples = rows // prefix.rows
-    start = prefix.next_positions.repeat_interleave(samples)
-    positions = start[:, None] + torch.arange(fed, device=tokens.device)
-    bias = attention_bias(prefix.lengths, prefix.keys[0].shape[2], fed, causal=True, dtype=softmax_dtype(embeds.dtype))
-    hidden: Tensor = model.model.language_model(
-        inputs_embeds=embeds,
+    dtype = softmax_dtype(prefix.last_hidden.dtype)
+    bias = attention_bias(prefix.lengths, prefix.keys[0].shape[2], tokens.shape[1], causal=True, dtype=dtype)
+    context = SuffixContext(keys=prefix.keys, values=prefix.values, bias=bias)
+    return _run(model, tokens, _positions(prefix, tokens), context)
+
+
+def _packed_hidden(model: Model, prefix: PrefixState, tokens: Tensor, fed: Tensor) -> Tensor:
+    """Hidden states after the final norm, [N, hidden], of those of the tokens [B*G, R] that are `fed`, row by row."""
+    context = PackedContext(keys=prefix.keys, values=prefix.values, packing=packing(fed.sum(1), prefix.lengths))
+    return _run(model, tokens[fed][None], _positions(prefix, tokens)[fed][None], context)[0]
+
+
+def _positions(prefix: PrefixState, tokens: Tensor) -> Tensor:
+    """int64 [B*G, R]: in all three rows."""
+    start = prefix.next_positions.repeat_interleave(tokens.shape[0] // prefix.rows)
+    return start[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
+
+
+def _run(model: Model, tokens: Tensor, positions: Tensor, context: AttentionContext) -> Tensor:
+    """Tokens and positions [rows, R] -> [rows, R, hidden]."""
+    language_model = model.model.language_model
+    hidden: Tensor = language_model(
+        inputs_embeds=language_model.embed_tokens(tokens),
         attention_mask=NO_MASK,
         position_ids=positions.expand(3, -1, -1),
         use_cache=False,
-        rollplex=SuffixContext(keys=prefix.keys, values=prefix.values, bias=bias),
+        rollplex=context,
     ).last_hidden_state
     return hidden
 

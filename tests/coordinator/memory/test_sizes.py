@@ -93,6 +93,7 @@ def sections(draw: st.DrawFn) -> dict[str, Any]:
             "prefix_prompts": prefix,
             "suffix_prompts": draw(st.sampled_from(divisors)),
         },
+        "device": {"kind": draw(st.sampled_from(["host", "cuda"]))},
         "memory": {"prefix_activations": draw(st.sampled_from(["keep", "recompute"]))},
         "eval": [{"name": "held_out", "data": "other.jsonl"}],
     }

@@ -32,6 +32,8 @@ from rollplex.memory.predict import (
     kv_bytes,
     kv_segment_bytes,
     logits_bytes,
+    packed_suffix_saved_bytes,
+    packs_suffix,
     pool_kv_bytes,
     prefix_activation_bytes,
     rollout_kv_bytes,
@@ -72,6 +74,7 @@ class Sizes:
         self.fused = config.device.kind == "cuda" and config.model.dtype == "bfloat16"
         self.shape = read_shape(config.model.path)
         self.dtype = config.model.dtype
+        self.packed = packs_suffix(self.dtype, self.shape.head_dim, cuda=config.device.kind == "cuda")
         self.table = parameter_table(self.shape, dtype=self.dtype, freeze_vision=config.model.freeze_vision)
         self.gradient_bytes = gradient_table(self.table).total_bytes
         self.reference_bytes = reference_table(self.table).total_bytes
@@ -247,6 +250,10 @@ class Sizes:
         )
 
     def _suffix_bytes(self, prompts: int, tokens: int, lengths: Sequence[int]) -> int:
+        if self.packed:
+            return packed_suffix_saved_bytes(
+                self.shape, prompts=prompts, lengths=lengths, entropy=True, dtype=self.dtype, fused=self.fused
+            )
         return suffix_saved_bytes(
             self.shape,
             prompts=prompts,
