@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from rollplex.bench.machine import Machine, OtherPrograms, read_machine, read_software
+from rollplex.errors import ConfigError
+from support.fake_nvml import FakeNvml
 
 
 @pytest.fixture
@@ -38,6 +40,17 @@ def test_this_machine_has_a_processor_memory_and_a_system() -> None:
 
 def test_a_machine_is_named_in_a_few_words(machine: Machine) -> None:
     assert machine.text == "AMD EPYC, 2 cores, 24 GiB"
+
+
+def test_a_gpu_that_is_used_is_named_with_its_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeNvml(total=141 * 2**30)
+    monkeypatch.setattr("rollplex.nvml.library", lambda: fake)
+    machine = read_machine(0)
+    assert (machine.gpu, machine.gpu_bytes, machine.driver) == ("NVIDIA H200", 141 * 2**30, "580.159")
+    assert machine.text.startswith("NVIDIA H200, 141 GiB, driver 580.159, on ")
+    assert fake.open == 0
+    with pytest.raises(ConfigError, match="no such GPU"):
+        read_machine(1)
 
 
 def test_a_clean_checkout_has_a_commit_and_no_changes(checkout: Path) -> None:

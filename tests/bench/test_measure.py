@@ -6,12 +6,14 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from rollplex.bench.measure import measure, read_metrics
 from rollplex.bench.rows import Mode, Row
 from rollplex.errors import DataError
-from rollplex.journal.events import Event, GroupFinished, UnitDone, UnitKind, UpdateCommitted
+from rollplex.journal.events import Event, GroupFinished, MemoryObserved, UnitDone, UnitKind, UpdateCommitted
+from rollplex.protocol.common import Device
 from rollplex_coordinator.records.journal import Journal
 
 OVERLAP = Mode(schedule="overlap", prefix="shared")
@@ -83,6 +85,31 @@ def test_units_are_summed_by_kind_and_the_window_is_the_rollout(measured: Measur
     assert seconds["suffix_units"] == pytest.approx(1.5)
     assert seconds["generate"] == pytest.approx(4.0)
     assert "decode" not in seconds
+
+
+def test_tokens_a_second_and_the_part_of_prefix_work_that_is_hidden(measured: Measure) -> None:
+    events = [
+        msgspec.structs.replace(event, groups=(0,)) if isinstance(event, UnitDone) else event
+        for step in range(2)
+        for event in _step(step, 50.0 * step, decode=50.0 * step + 1.0)
+    ]
+    row = measured([_metrics(step, 12.0) for step in range(2)], events)
+    assert row.prompts == 1
+    assert row.decode_tokens_s == pytest.approx((10 + 21) / 3.0)
+    assert row.prefix_tokens_s == pytest.approx(2 * 31.0 / 4.0)
+    assert row.work_hidden == pytest.approx(0.25)  # half of the first of two forwards
+    assert row.median_s["window"] == pytest.approx(7.0)
+
+
+def test_peaks_of_a_gpu_are_by_phase_over_the_measured_iterations(measured: Measure) -> None:
+    def seen(phase: str, step: int | None, used: int) -> MemoryObserved:
+        return MemoryObserved(device=Device(node=0, index=0), phase=phase, used_bytes=used, segments_bytes=1, step=step)
+
+    observed = [seen("ROLLOUT", 0, 99), seen("ROLLOUT", 1, 5), seen("ROLLOUT", 2, 7), seen("TRAIN", 1, 6)]
+    observed.append(seen("LOAD", None, 98))
+    steps = [event for step in range(3) for event in _step(step, 50.0 * step)]
+    row = measured([_metrics(step, 12.0) for step in range(3)], [*observed, *steps])
+    assert row.peak_bytes == {"rollout": 7, "train": 6}
 
 
 def test_decode_begins_where_the_event_says(measured: Measure) -> None:

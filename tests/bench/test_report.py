@@ -138,8 +138,8 @@ def test_uncommitted_changes_are_told(row: MakeRow, sum_up: SumUp, made: Made) -
 
 def test_every_line_of_the_plain_text_fits_and_tables_are_aligned(row: MakeRow, sum_up: SumUp) -> None:
     lines = report(sum_up(_six(row, 3)))
-    (table,) = [lines[at : at + 7] for at, line in enumerate(lines) if line.startswith("mode ")]
-    assert len({len(line) for line in table}) == 1
+    tables = [lines[at : at + 7] for at, line in enumerate(lines) if line.startswith("mode ")]
+    assert [len({len(line) for line in table}) for table in tables] == [1, 1]
     assert all(len(line) <= 120 for line in lines if "  " not in line)
 
 
@@ -160,6 +160,53 @@ def test_prefill_and_decode_are_columns_if_every_run_says_them(row: MakeRow, sum
     text = _text(sum_up(rows))
     assert "prefill decode" in text
     assert "0.123" in text
+
+
+def test_rates_prefix_work_and_the_peaks_of_a_gpu_are_columns(row: MakeRow, sum_up: SumUp) -> None:
+    rows = _six(row, decode_tokens_s=15_600.0, prefix_tokens_s=49_000.0, work_hidden=0.75, prompts=2)
+    text = _text(sum_up(rows))
+    assert "prompts decode tokens/s prefix tokens/s prefix work hidden" in text
+    assert "15,600 49,000 75%" in text
+    assert "GiB in" not in text
+    peaks = [msgspec.structs.replace(one, peak_bytes={"rollout": 2**36, "train": 2**37}) for one in rows]
+    assert "GiB in rollout GiB in train" in _text(sum_up(peaks))
+
+
+def test_the_window_ratio_stands_with_what_it_is_made_of(row: MakeRow, sum_up: SumUp) -> None:
+    rows = [
+        row("serial", "shared", generate=4.0, prefix_forward=2.0),
+        row("overlap", "shared", generate=5.0, work_hidden=1.0),
+    ]
+    text = _text(sum_up(rows))
+    assert "rollout alone 4.00 s, prefix forwards alone 2.00 s, of which 100% were done beside the rollout" in text
+    assert "then took 5.00 s (1.25x): window ratio 1.20." in text
+
+
+def test_rows_with_fewer_prompts_are_said_to_be_scaled_and_rows_that_are_missing_are_counted(
+    row: MakeRow, sum_up: SumUp, facts: Facts
+) -> None:
+    rows = [row("serial", "shared", prompts=facts.prompts), row("serial", "replicated", prompts=1)]
+    result = sum_up(rows)
+    text = _text(result)
+    assert (
+        "serial replicated was measured with 1 prompts an iteration. Its SCORE and TRAIN are multiplied by 2;" in text
+    )
+    assert result.modes[1].seconds["iteration"].median == pytest.approx(2.0 + 0.4 + 1.0)
+    assert "not measured yet" not in text
+    text = _text(msgspec.structs.replace(result, missing=4))
+    assert "4 rows of this bench are not measured yet" in text
+
+
+def test_on_a_gpu_weights_are_not_held_to_the_same_bits(row: MakeRow, sum_up: SumUp, made: Made) -> None:
+    rows = [row("serial", "shared"), row("overlap", "shared", digest="other weights")]
+    result = sum_up(rows)
+    assert not result.exact
+    config = {**made.config, "device": {"kind": "cuda"}}
+    result = msgspec.structs.replace(result, made=msgspec.structs.replace(made, config=config))
+    assert result.exact
+    text = _text(result)
+    assert "ERROR" not in text
+    assert "`rollplex bench gradients` compares the schedules" in text
 
 
 def test_a_result_can_be_read_back(row: MakeRow, sum_up: SumUp) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rollplex.bench.rows import Mode, choose_modes, order
+from rollplex.bench.rows import Mode, choose_modes, choose_rows, order, practised
 from rollplex.errors import ConfigError
 
 SIX = choose_modes("serial,overlap,stream", "shared,replicated")
@@ -39,6 +39,37 @@ def test_an_unknown_word_is_refused_with_the_option(schedules: str, prefixes: st
     with pytest.raises(ConfigError, match=hint) as caught:
         choose_modes(schedules, prefixes)
     assert caught.value.where == where
+
+
+def test_rows_are_chosen_one_by_one() -> None:
+    assert choose_rows("overlap:shared, practised,overlap:shared") == (
+        Mode(schedule="overlap", prefix="shared"),
+        practised(),
+    )
+    assert choose_rows(",".join(mode.text for mode in SIX)) == SIX
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("overlap:share", "Did you mean overlap:shared"),
+        ("practiced", "Did you mean practised"),
+        ("", "practised"),
+    ],
+)
+def test_an_unknown_row_is_refused(text: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match=hint) as caught:
+        choose_rows(text)
+    assert caught.value.where == "--rows"
+
+
+def test_serial_as_practised_is_replicated_with_a_second_copy_of_the_weights() -> None:
+    assert practised().overrides == (
+        "run.schedule=serial",
+        "run.share_prefix=false",
+        "rollout.sglang.own_weights=true",
+    )
+    assert practised().name == "practised replicated"
 
 
 def test_every_repeat_runs_every_mode_once_and_no_two_follow_the_same_order() -> None:

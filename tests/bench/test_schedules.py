@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,31 @@ def test_a_complete_bench_is_summed_up_again_without_running_anything(plan: Plan
     nodes = Nodes(row)
     assert run_schedules(plan, say=_silent, run=nodes) == result
     assert nodes.jobs == []
+
+
+def test_so_many_rows_are_measured_at_a_time_and_the_next_call_goes_on(plan: Plan, row: MakeRow) -> None:
+    limited = replace(plan, limit=5)
+    nodes, said = [Nodes(row) for _ in range(3)], list[str]()
+    results = [run_schedules(limited, say=said.append, run=one) for one in nodes]
+    assert [len(one.jobs) for one in nodes] == [5, 5, 2]
+    assert [result.missing for result in results] == [7, 2, 0]
+    assert "7 of 12 rows are left; the same command goes on" in said
+    assert results[-1] == run_schedules(plan, say=_silent, run=Nodes(row))
+
+
+def test_rows_with_replicated_prefixes_may_have_fewer_prompts_with_about_the_same_lengths(
+    plan: Plan, row: MakeRow, workload: Workload
+) -> None:
+    nodes = Nodes(row)
+    run_schedules(replace(plan, replicated_prompts=1), say=_silent, run=nodes)
+    configs = {job.mode.name: load(job.config, [*job.overrides, *job.mode.overrides]) for job in nodes.jobs}
+    assert {name: config.data.prompts_per_iteration for name, config in configs.items()} == {
+        mode.name: 1 if mode.prefix == "replicated" else 2 for mode in SIX
+    }
+    few, all_of_them = configs["serial replicated"].rollout.forced_lengths, workload.lengths.of(6)
+    assert len(few) == 3
+    assert set(few) <= set(all_of_them)
+    assert configs["serial shared"].rollout.forced_lengths == all_of_them
 
 
 def test_more_repeats_or_fewer_modes_go_on_with_the_same_rows(plan: Plan, row: MakeRow) -> None:

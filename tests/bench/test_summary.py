@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from rollplex.bench.ceilings import hiding_ceilings, sharing_ceiling
 from rollplex.bench.facts import Facts
+from rollplex.bench.lengths import parse_lengths
 from rollplex.bench.rows import Row, choose_modes
+from rollplex.bench.scaling import at_prompts, thinned
 from rollplex.bench.summary import Gain, gains, summarise, token_ceiling, unlike
+from rollplex.bench.window import windows
 
 MakeRow = Callable[..., Row]
 SIX = choose_modes("serial,overlap,stream", "shared,replicated")
@@ -117,6 +121,48 @@ def test_what_overlap_can_hide_is_the_smaller_of_prefix_forwards_and_rollout(row
     assert shared.stream == pytest.approx(2.0 / 1.5)
     assert (replicated.prefix, replicated.overlap_s) == ("replicated", 0.5)
     assert replicated.overlap == pytest.approx(4.0 / 3.5)
+
+
+def test_serial_as_practised_is_compared_with_what_it_is_to_be_replaced_by(row: MakeRow) -> None:
+    rows = [row("practised", "replicated", iteration=9.0), row("overlap", "shared", iteration=3.0)]
+    assert _gains(rows)["overlap shared, over serial as practised"].gain == pytest.approx(3.0)
+
+
+def test_a_window_counts_the_work_that_was_done_beside_the_rollout(row: MakeRow) -> None:
+    rows = [
+        row("serial", "shared", generate=4.0, prefix_forward=2.0),
+        row("overlap", "shared", generate=5.0, work_hidden=0.5),
+        row("stream", "shared", generate=9.0),
+        row("overlap", "replicated", generate=5.0),
+    ]
+    (window,) = windows(summarise(rows, SIX))
+    assert window.ratio == pytest.approx((4.0 + 0.5 * 2.0) / 5.0)
+    assert window.slowdown == pytest.approx(1.25)
+    unequal = [rows[0], msgspec.structs.replace(rows[1], prompts=16)]
+    assert windows(summarise(unequal, SIX)) == ()
+
+
+def test_a_row_with_fewer_prompts_is_scaled_where_work_is_done_prompt_by_prompt(row: MakeRow) -> None:
+    few = row("serial", "replicated", prompts=16)
+    whole = at_prompts(few, 64)
+    assert whole.median_s["score"] == pytest.approx(4 * few.median_s["score"])
+    assert whole.median_s["train"] == pytest.approx(4 * few.median_s["train"])
+    assert whole.median_s["rollout"] == few.median_s["rollout"]
+    assert whole.median_s["update"] == few.median_s["update"]
+    more = 3 * (few.median_s["score"] + few.median_s["train"])
+    assert whole.median_s["iteration"] == pytest.approx(few.median_s["iteration"] + more)
+    assert at_prompts(few, 16) is few
+    assert at_prompts(row("serial", "shared"), 64).prompts == 0
+
+
+def test_fewer_lengths_have_about_the_same_mean_and_tail() -> None:
+    lengths = parse_lengths("tail:512:2048").of(512)
+    few = thinned(lengths, 128)
+    assert len(few) == 128
+    assert sum(few) / 128 == pytest.approx(512, rel=0.02)
+    assert max(few) > 1900
+    assert list(few) != sorted(few)
+    assert thinned((3,), 8) == (3,)
 
 
 def test_digests_must_agree_over_schedules_and_repeats_but_not_over_kinds_of_prefix(row: MakeRow) -> None:

@@ -8,6 +8,7 @@ import os
 import platform
 import subprocess
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -16,8 +17,12 @@ from msgspec import Struct
 
 import rollplex
 from rollplex.config.host import memory_limit_bytes
+from rollplex.nvml import open_gpu
 
 PACKAGES: Final = ("torch", "transformers", "tokenizers", "numpy")
+OPTIONAL: Final = ("sglang", "triton", "cuda-bindings", "nvidia-ml-py")
+"""Named if they are installed."""
+TOLD: Final = ("torch", "transformers", "sglang")
 _GIT_S = 10.0
 
 
@@ -29,12 +34,20 @@ class Machine(Struct, frozen=True, kw_only=True):
     """That this process may use."""
     memory_bytes: int
     system: str
+    gpu: str = ""
+    """The one that the bench uses; empty: none."""
+    gpu_bytes: int = 0
+    driver: str = ""
+    """Of the GPU."""
 
     @property
     def text(self) -> str:
         """In a few words."""
         cores = "1 core" if self.cores == 1 else f"{self.cores} cores"
-        return f"{self.cpu}, {cores}, {self.memory_bytes / 2**30:.0f} GiB"
+        host = f"{self.cpu}, {cores}, {self.memory_bytes / 2**30:.0f} GiB"
+        if not self.gpu:
+            return host
+        return f"{self.gpu}, {self.gpu_bytes / 2**30:.0f} GiB, driver {self.driver}, on {host}"
 
 
 class Software(Struct, frozen=True, kw_only=True):
@@ -52,23 +65,34 @@ class Software(Struct, frozen=True, kw_only=True):
     def text(self) -> str:
         """In one line."""
         parts = [f"Rollplex {self.rollplex}", f"Python {self.python}"]
-        parts += [f"{name} {version}" for name, version in self.packages.items() if name in PACKAGES[:2]]
+        parts += [f"{name} {version}" for name, version in self.packages.items() if name in TOLD]
         if self.commit:
             parts.append(f"commit {self.commit[:10]}{' with changes' if self.changes else ''}")
         return ", ".join(parts)
 
 
-def read_machine() -> Machine:
+def read_machine(gpu: int | None = None) -> Machine:
     """This one.
 
+    Args:
+        gpu: the GPU that is used, as nvidia-smi counts; None: none.
+
     Raises:
-        ConfigError: the system does not say how much memory it has.
+        ConfigError: the system does not say how much memory it has, or the GPU cannot be used.
     """
+    used = None
+    if gpu is not None:
+        opened = open_gpu(gpu)
+        used = opened.info
+        opened.close()
     return Machine(
         cpu=_cpu(),
         cores=len(os.sched_getaffinity(0)),
         memory_bytes=memory_limit_bytes(),
         system=f"{_system()}, Linux {platform.release()}",
+        gpu="" if used is None else used.name,
+        gpu_bytes=0 if used is None else used.total_bytes,
+        driver="" if used is None else used.driver,
     )
 
 
@@ -82,10 +106,20 @@ def read_software(package: Path = Path(rollplex.__file__).parent) -> Software:
     return Software(
         rollplex=rollplex.__version__,
         python=platform.python_version(),
-        packages={name: importlib.metadata.version(name) for name in PACKAGES},
+        packages={name: importlib.metadata.version(name) for name in PACKAGES} | _installed(OPTIONAL),
         commit=commit,
         changes=changes,
     )
+
+
+def _installed(names: Iterable[str]) -> dict[str, str]:
+    found = {}
+    for name in names:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
 
 
 class OtherPrograms:

@@ -12,7 +12,7 @@ from typing import TypeAlias, cast
 
 from rollplex.bench.rows import PHASES, Mode, Row
 from rollplex.errors import DataError
-from rollplex.journal.events import GroupFinished, UnitDone, UnitKind, UpdateCommitted
+from rollplex.journal.events import GroupFinished, MemoryObserved, UnitDone, UnitKind, UpdateCommitted
 from rollplex.journal.reader import Reader
 
 FORWARDS = (UnitKind.REFERENCE_PREFIX, UnitKind.ACTOR_PREFIX)
@@ -59,12 +59,15 @@ def measure(
         units = [cast("UnitDone", record.event) for record in reader.events_of_type(UnitDone)]
         groups = [cast("GroupFinished", record.event) for record in reader.events_of_type(GroupFinished)]
         commits = [cast("UpdateCommitted", record.event) for record in reader.events_of_type(UpdateCommitted)]
+        observed = [cast("MemoryObserved", record.event) for record in reader.events_of_type(MemoryObserved)]
     by_step: dict[int, list[UnitDone]] = defaultdict(list)
     for unit in units:
         by_step[unit.step].append(unit)
     parts = [{**_phases(row), **_units(by_step[step])} for row, step in zip(rows, steps, strict=True)]
     lengths = [length for group in groups if group.step in steps for length in group.lengths]
     prompts = [_number(row, PROMPT_LENGTH) for row in rows if PROMPT_LENGTH in row]
+    mean_prompt = statistics.fmean(prompts) if prompts else prompt_tokens
+    copies = len(groups[0].lengths) if mode.prefix == "replicated" else 1
     return Row(
         repeat=repeat,
         schedule=mode.schedule,
@@ -76,10 +79,15 @@ def measure(
         hidden_share=statistics.median(
             part["prefix_hidden"] / part["prefix_forward"] if part["prefix_forward"] else 0.0 for part in parts
         ),
-        prompt_tokens=statistics.fmean(prompts) if prompts else prompt_tokens,
+        prompt_tokens=mean_prompt,
         response_tokens=statistics.fmean(lengths),
         digest=commits[-1].digest,
         others_cpus=others_cpus,
+        prompts=len({group.group for group in groups if group.step == steps[0]}),
+        decode_tokens_s=sum(lengths) / (len(steps) * statistics.median(map(_decoding, parts))),
+        prefix_tokens_s=statistics.median(_prefix_rate(by_step[step], mean_prompt * copies) for step in steps),
+        work_hidden=statistics.median(_work_hidden(by_step[step]) for step in steps),
+        peak_bytes=_peaks(one for one in observed if one.step in steps),
     )
 
 
@@ -125,6 +133,9 @@ def _units(units: Sequence[UnitDone]) -> dict[str, float]:
         "suffix_units": _sum(unit for unit in units if unit.kind is UnitKind.SUFFIX),
         "generate": _sum(generated),
     }
+    both = [*generated, *forwards]
+    if both:
+        seconds["window"] = max(unit.end_s for unit in both) - min(unit.start_s for unit in both)
     begins = [unit.decode_start_s for unit in generated]
     if begins and all(begin is not None for begin in begins):
         decode = _sum(generated, lambda unit: unit.decode_start_s or unit.start_s)
@@ -142,6 +153,37 @@ def _inside(unit: UnitDone, generated: Sequence[UnitDone]) -> float:
         return 0.0
     begin, end = min(one.start_s for one in generated), max(one.end_s for one in generated)
     return max(0.0, min(unit.end_s, end) - max(unit.start_s, begin))
+
+
+def _decoding(part: Mapping[str, float]) -> float:
+    """Seconds in which the responses of an iteration were made."""
+    return part.get("decode") or part["generate"] or math.inf
+
+
+def _prefix_rate(units: Sequence[UnitDone], tokens: float) -> float:
+    """Tokens a second. tokens: of one prompt, its copies counted."""
+    forwards = [unit for unit in units if unit.kind in FORWARDS]
+    seconds = _sum(forwards)
+    return tokens * sum(len(unit.groups) for unit in forwards) / seconds if seconds else 0.0
+
+
+def _work_hidden(units: Sequence[UnitDone]) -> float:
+    """Mean over the prefix forwards of the part of each that lies inside the rollout."""
+    generated = [unit for unit in units if unit.kind is UnitKind.GENERATE]
+    parts = [
+        _inside(unit, generated) / (unit.end_s - unit.start_s)
+        for unit in units
+        if unit.kind in FORWARDS and unit.end_s > unit.start_s
+    ]
+    return statistics.fmean(parts) if parts else 0.0
+
+
+def _peaks(observed: Iterable[MemoryObserved]) -> dict[str, int]:
+    peaks: dict[str, int] = {}
+    for one in observed:
+        name = one.phase.lower()
+        peaks[name] = max(one.used_bytes, peaks.get(name, 0))
+    return peaks
 
 
 def _number(row: Metrics, key: str, default: float | None = None) -> float:

@@ -28,7 +28,10 @@ def report(result: Result, *, in_markdown: bool = False) -> list[str]:
     lines += [*render(times(result)), ""]
     lines += ["Gains: more than 1x is faster. Each line changes only what it names.", ""]
     lines += [*render(gains_table(result)), ""]
-    return lines + _bullets([*sharing(result), *hiding(result), *exactness(result), *warnings(result)], in_markdown)
+    lines += ["Rates and memory, as measured; prefix work: forwards, by units.", ""]
+    lines += [*render(rates(result)), ""]
+    told = (sharing, hiding, beside, exactness, warnings)
+    return lines + _bullets([text for part in told for text in part(result)], in_markdown)
 
 
 def head(result: Result) -> list[str]:
@@ -92,6 +95,42 @@ def gains_table(result: Result) -> Table:
     return Table(head=("gain of", "gain", "repeats", "from", "to"), rows=tuple(rows))
 
 
+def rates(result: Result) -> Table:
+    """One line a mode: prompts, tokens a second, prefix work hidden, and on a GPU the peak of each phase."""
+    phases = [phase for phase in PHASES if any(phase in mode.peak_bytes for mode in result.modes)]
+    rows = [
+        (
+            mode.mode.name,
+            str(mode.prompts or result.facts.prompts),
+            f"{mode.decode_tokens_s.median:,.0f}",
+            f"{mode.prefix_tokens_s.median:,.0f}",
+            f"{mode.work_hidden.median:.0%}",
+            *(f"{mode.peak_bytes.get(phase, 0) / 2**30:.1f}" for phase in phases),
+        )
+        for mode in result.modes
+    ]
+    head = ("mode", "prompts", "decode tokens/s", "prefix tokens/s", "prefix work hidden")
+    return Table(head=(*head, *(f"GiB in {phase}" for phase in phases)), rows=tuple(rows))
+
+
+def beside(result: Result) -> list[str]:
+    """The window ratio and what the rollout paid for it; and which rows were measured with fewer prompts."""
+    lines = [
+        f"Window with {one.prefix} prefixes: rollout alone {_s(one.rollout_alone_s)} s, prefix forwards alone "
+        f"{_s(one.prefix_alone_s)} s, of which {one.work_hidden:.0%} were done beside the rollout, which then took "
+        f"{_s(one.rollout_beside_s)} s ({one.slowdown:.2f}x): window ratio {one.ratio:.2f}."
+        for one in result.windows
+    ]
+    fewer = [mode for mode in result.modes if mode.prompts not in (0, result.facts.prompts)]
+    lines += [
+        f"{mode.mode.name} was measured with {mode.prompts} prompts an iteration. Its SCORE and TRAIN are multiplied "
+        f"by {result.facts.prompts / mode.prompts:.3g}; all else is as measured, so that its time, and gains over it, "
+        "are lower bounds."
+        for mode in fewer
+    ]
+    return lines
+
+
 def verdict(gain: Gain) -> str:
     """A gain as a number, or that there is none."""
     if gain.within_noise:
@@ -152,6 +191,8 @@ def _rollouts(result: Result, ceiling: HidingCeiling) -> list[str]:
 
 def exactness(result: Result) -> list[str]:
     """Whether the schedules gave the same weights."""
+    if not result.compares_bits:
+        return ["Weights are not held to the same bits on a GPU: `rollplex bench gradients` compares the schedules."]
     if not result.exact:
         return [f"ERROR: weights differ in the end, {text}" for text in result.unlike]
     schedules = list(dict.fromkeys(mode.schedule for mode in result.modes))
@@ -180,6 +221,8 @@ def warnings(result: Result) -> list[str]:
         for gain, ceiling in _with_ceilings(result)
         if gain.gain > BEYOND * ceiling
     ]
+    if result.missing:
+        found.append(f"WARNING: {_count(result.missing, 'row')} of this bench {_are(result.missing)} not measured yet.")
     if result.repeats == 1:
         found.append("WARNING: one repeat, so it is not known how much the figures differ from run to run.")
     if result.made.software.changes:
@@ -227,6 +270,10 @@ def _tokens(mean: float) -> str:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _are(number: int) -> str:
+    return "is" if number == 1 else "are"
 
 
 def _and(words: list[str]) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import cast
 
 import msgspec
 from msgspec import Struct
@@ -11,6 +13,7 @@ from rollplex.bench.ceilings import HidingCeiling, SharingCeiling
 from rollplex.bench.facts import Facts
 from rollplex.bench.folder import Made, write_whole
 from rollplex.bench.summary import Gain, ModeSummary
+from rollplex.bench.window import Window
 
 
 class Result(Struct, frozen=True, kw_only=True):
@@ -30,11 +33,20 @@ class Result(Struct, frozen=True, kw_only=True):
     """Schedules of one kind of prefix whose weights differ in the end; none, or there is an error."""
     others_cpus: float
     """How many processors other programs kept busy, mean over the rows."""
+    windows: tuple[Window, ...] = ()
+    missing: int = 0
+    """Rows that are not measured yet."""
+
+    @property
+    def compares_bits(self) -> bool:
+        """Whether schedules are held to the same bits: on hosts. On a GPU `rollplex bench gradients` compares."""
+        device = cast("Mapping[str, object]", self.made.config.get("device", {}))
+        return device.get("kind", "host") == "host"
 
     @property
     def exact(self) -> bool:
         """Whether all schedules of one kind of prefix ended with the same weights."""
-        return not self.unlike
+        return not (self.unlike and self.compares_bits)
 
 
 def write_result(result: Result, file: Path) -> None:

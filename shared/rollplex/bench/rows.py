@@ -12,6 +12,9 @@ from rollplex.similar import closest
 
 Prefix: TypeAlias = Literal["shared", "replicated"]
 SCHEDULES: Final = ("serial", "overlap", "stream")
+PRACTISED: Final = "practised"
+"""Serial and replicated, as systems do it that have one engine for the rollout and another one for training: with a
+second copy of the weights, into which each update is copied (SGLang only)."""
 PREFIXES: Final = ("shared", "replicated")
 
 PHASES: Final = ("rollout", "score", "train", "update", "other")
@@ -30,9 +33,16 @@ class Mode(Struct, frozen=True, kw_only=True):
         return f"{self.schedule} {self.prefix}"
 
     @property
+    def text(self) -> str:
+        """As a command has it."""
+        return PRACTISED if self.schedule == PRACTISED else f"{self.schedule}:{self.prefix}"
+
+    @property
     def overrides(self) -> tuple[str, ...]:
         """The keys that make it, for the configuration."""
         shared = "true" if self.prefix == "shared" else "false"
+        if self.schedule == PRACTISED:
+            return ("run.schedule=serial", "run.share_prefix=false", "rollout.sglang.own_weights=true")
         return (f"run.schedule={self.schedule}", f"run.share_prefix={shared}")
 
 
@@ -44,6 +54,8 @@ class Row(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         iteration · rollout score train update other          the whole, and the phases that it went through
         prefix_forward prefix_hidden prefix_backward          units of prefixes, actor and reference together; hidden:
                                                               of the forwards, what lies between first and last token
+        window                                                units of rollout and prefix forwards, from the first
+                                                              begin to the last end
         score_units suffix_units                              units of responses
         generate prefill decode                               units of rollout; prefill and decode if the run says
     """
@@ -68,6 +80,18 @@ class Row(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Of the weights after the last update."""
     others_cpus: float = 0.0
     """How many processors other programs kept busy meanwhile, on average."""
+    prompts: int = 0
+    """Of one iteration; 0: a row of an older bench, which had those of the facts."""
+    decode_tokens_s: float = 0.0
+    """Response tokens a second, all responses together, from the first token (or the prefill's begin) to the last;
+    median over iterations."""
+    prefix_tokens_s: float = 0.0
+    """Prompt tokens a second through prefix forwards, copies counted; median over iterations."""
+    work_hidden: float = 0.0
+    """Of the units of prefix forwards the part inside the rollout, each unit counting alike: units may be slower
+    there, so that `hidden_share` is another number; median over iterations."""
+    peak_bytes: dict[str, int] = {}
+    """On a GPU: the most memory that the run used, by phase, over the measured iterations."""
 
     @property
     def mode(self) -> Mode:
@@ -83,6 +107,21 @@ def choose_modes(schedules: str, prefixes: str) -> tuple[Mode, ...]:
     first = _words(schedules, SCHEDULES, "--modes")
     second = _words(prefixes, PREFIXES, "--prefixes")
     return tuple(Mode(schedule=schedule, prefix=prefix) for schedule in first for prefix in second)
+
+
+def choose_rows(text: str) -> tuple[Mode, ...]:
+    """A comma-separated list such as `serial:shared,overlap:shared,practised`.
+
+    Raises:
+        ConfigError: a row of another form, or none.
+    """
+    known = {mode.text: mode for mode in (*choose_modes(",".join(SCHEDULES), ",".join(PREFIXES)), practised())}
+    return tuple(known[word] for word in _words(text, tuple(known), "--rows"))
+
+
+def practised() -> Mode:
+    """Serial as practised elsewhere."""
+    return Mode(schedule=PRACTISED, prefix="replicated")
 
 
 def order(modes: Sequence[Mode], repeat: int) -> list[Mode]:

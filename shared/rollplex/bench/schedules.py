@@ -5,6 +5,7 @@ Owns the order of rows, what is refused before the first one, and the result. Ho
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,13 +19,15 @@ from rollplex.bench.machine import read_machine, read_software
 from rollplex.bench.nodes import FIXED, Job, run_row
 from rollplex.bench.result import Result, write_result
 from rollplex.bench.rows import Mode, Row, order
+from rollplex.bench.scaling import at_prompts, thinned
 from rollplex.bench.summary import gains, summarise, unlike
+from rollplex.bench.window import windows
 from rollplex.config import load
 from rollplex.config.overrides import parse_override
 from rollplex.errors import ConfigError
 from rollplex.protocol.rundir import RunDir, check_path
 
-VARIED = ("run.schedule", "run.share_prefix")
+VARIED = ("run.schedule", "run.share_prefix", "rollout.sglang.own_weights")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +43,8 @@ class Plan:
         warmup: so many first iterations of each row do not count.
         out: the bench's folder.
         command: how the bench was asked for; the result keeps it.
+        limit: so many rows are measured at most, and the next call goes on; 0: all.
+        replicated_prompts: rows with replicated prefixes have so many prompts; 0: as many as the others.
     """
 
     config: Path
@@ -50,6 +55,8 @@ class Plan:
     warmup: int
     out: Path
     command: str = ""
+    limit: int = 0
+    replicated_prompts: int = 0
 
 
 def run_schedules(plan: Plan, *, say: Callable[[str], None], run: Callable[[Job], Row] = run_row) -> Result:
@@ -76,13 +83,16 @@ def run_schedules(plan: Plan, *, say: Callable[[str], None], run: Callable[[Job]
         total = plan.repeats * len(plan.modes)
         if len(todo) < total:
             say(f"{total - len(todo)} of {total} rows are there already")
+        left, todo = len(todo), todo[: plan.limit or None]
         durations: list[float] = []
         for number, (repeat, mode) in enumerate(todo):
             start_s = time.monotonic()
             row = run(_job(plan, folder, facts, mode, repeat))
             folder.append(row)
             durations.append(time.monotonic() - start_s)
-            say(_told(row, total - len(todo) + number + 1, total, fmean(durations) * (len(todo) - number - 1)))
+            say(_told(row, total - left + number + 1, total, fmean(durations) * (len(todo) - number - 1)))
+        if left > len(todo):
+            say(f"{left - len(todo)} of {total} rows are left; the same command goes on")
         result = summed_up(plan, made, facts, folder.rows)
         write_result(result, plan.out / "result.json")
     return result
@@ -90,7 +100,8 @@ def run_schedules(plan: Plan, *, say: Callable[[str], None], run: Callable[[Job]
 
 def summed_up(plan: Plan, made: Made, facts: Facts, rows: Sequence[Row]) -> Result:
     """The result of the rows that the plan names."""
-    wanted = [row for row in rows if row.mode in plan.modes and row.repeat < plan.repeats]
+    measured = [row for row in rows if row.mode in plan.modes and row.repeat < plan.repeats]
+    wanted = [at_prompts(row, facts.prompts) for row in measured]
     modes = summarise(wanted, plan.modes)
     return Result(
         date=max(row.started for row in wanted),
@@ -104,6 +115,8 @@ def summed_up(plan: Plan, made: Made, facts: Facts, rows: Sequence[Row]) -> Resu
         hiding=hiding_ceilings(modes),
         unlike=tuple(unlike(modes)),
         others_cpus=fmean(row.others_cpus for row in wanted),
+        windows=windows(modes),
+        missing=plan.repeats * len(plan.modes) - len(wanted),
     )
 
 
@@ -120,7 +133,10 @@ def _check(plan: Plan) -> None:
         path = ".".join(parse_override(text).path)
         if path in VARIED:
             raise ConfigError(
-                "The bench sets this key itself", got=text, do="Choose with --modes and --prefixes.", where="--set"
+                "The bench sets this key itself",
+                got=text,
+                do="Choose with --rows, or --modes and --prefixes.",
+                where="--set",
             )
     for mode in plan.modes:
         try:
@@ -133,12 +149,12 @@ def _check(plan: Plan) -> None:
 
 def _prepare(plan: Plan) -> tuple[Made, Facts]:
     """Check the configuration of every mode and read the data, before the first node."""
-    configs = [load(plan.config, [*plan.overrides, *FIXED, *mode.overrides]) for mode in plan.modes]
+    configs = [load(plan.config, [*_overrides(plan, mode), *FIXED, *mode.overrides]) for mode in plan.modes]
     base = load(plan.config, [*plan.overrides, *FIXED, *Mode(schedule="serial", prefix="shared").overrides])
     assert configs, "a bench has modes"
     facts, data, model = read_facts(base, first=plan.warmup, end=plan.iterations)
     made = Made(
-        machine=read_machine(),
+        machine=read_machine(base.device.gpu if base.device.kind == "cuda" else None),
         software=read_software(),
         config=base.model_dump(mode="json"),
         data=data,
@@ -149,12 +165,24 @@ def _prepare(plan: Plan) -> tuple[Made, Facts]:
     return made, facts
 
 
+def _overrides(plan: Plan, mode: Mode) -> Sequence[str]:
+    """The user's, and fewer prompts with about the same lengths if this row is to have fewer."""
+    if mode.prefix != "replicated" or not plan.replicated_prompts:
+        return plan.overrides
+    rollout = load(plan.config, list(plan.overrides)).rollout
+    fewer = [*plan.overrides, f"data.prompts_per_iteration={plan.replicated_prompts}"]
+    if rollout.forced_lengths:
+        kept = thinned(rollout.forced_lengths, plan.replicated_prompts * rollout.group_size)
+        fewer.append(f"rollout.forced_lengths={json.dumps(kept)}")
+    return fewer
+
+
 def _job(plan: Plan, folder: BenchFolder, facts: Facts, mode: Mode, repeat: int) -> Job:
     return Job(
         mode=mode,
         repeat=repeat,
         config=plan.config,
-        overrides=plan.overrides,
+        overrides=_overrides(plan, mode),
         iterations=plan.iterations,
         warmup=plan.warmup,
         prompt_tokens=facts.prompt_tokens,

@@ -8,7 +8,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from rollplex.bench.rows import Mode, Row
+from rollplex.bench.rows import Mode, Row, practised
 
 COMPARED: Final = "score_and_train"
 """SCORE and TRAIN together: what sharing makes less. Under `serial` it holds all prefix work too."""
@@ -38,6 +38,13 @@ class ModeSummary(Struct, frozen=True, kw_only=True):
     response_tokens: float
     digests: tuple[str, ...]
     """Different digests of its rows: one, if the mode gives the same bits each time."""
+    work_hidden: Spread
+    decode_tokens_s: Spread
+    prefix_tokens_s: Spread
+    peak_bytes: dict[str, int]
+    """By phase, over all rows; none on a host."""
+    prompts: int
+    """Of one measured iteration; 0: not told."""
 
     @property
     def mode(self) -> Mode:
@@ -71,7 +78,7 @@ _MODES: Final = {
     f"{schedule} {prefix}": Mode(schedule=schedule, prefix=prefix)
     for schedule in ("serial", "overlap", "stream")
     for prefix in ("shared", "replicated")
-}
+} | {practised().name: practised()}
 _GAINS: Final = (
     ("sharing alone", "serial replicated", "serial shared", "iteration"),
     ("sharing alone, scoring and training only", "serial replicated", "serial shared", COMPARED),
@@ -81,6 +88,9 @@ _GAINS: Final = (
     ("stream alone, prefixes replicated", "serial replicated", "stream replicated", "iteration"),
     ("sharing and overlap", "serial replicated", "overlap shared", "iteration"),
     ("sharing and stream", "serial replicated", "stream shared", "iteration"),
+    ("one copy of the weights, serial replicated", "practised replicated", "serial replicated", "iteration"),
+    ("overlap shared, over serial as practised", "practised replicated", "overlap shared", "iteration"),
+    ("stream shared, over serial as practised", "practised replicated", "stream shared", "iteration"),
 )
 
 
@@ -143,6 +153,14 @@ def _summary(mode: Mode, rows: Sequence[Row]) -> ModeSummary:
         hidden_share=_spread(row.hidden_share for row in rows),
         response_tokens=statistics.fmean(row.response_tokens for row in rows),
         digests=tuple(dict.fromkeys(row.digest for row in rows)),
+        work_hidden=_spread(row.work_hidden for row in rows),
+        decode_tokens_s=_spread(row.decode_tokens_s for row in rows),
+        prefix_tokens_s=_spread(row.prefix_tokens_s for row in rows),
+        peak_bytes={
+            phase: max(row.peak_bytes.get(phase, 0) for row in rows)
+            for phase in dict.fromkeys(phase for row in rows for phase in row.peak_bytes)
+        },
+        prompts=max(row.prompts for row in rows),
     )
 
 

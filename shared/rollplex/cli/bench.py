@@ -13,7 +13,7 @@ from rollplex.bench.lengths import parse_lengths
 from rollplex.bench.nodes import Job, Node, StoppedError, run_node, run_row
 from rollplex.bench.plot import check_plot, write_plot
 from rollplex.bench.report import report
-from rollplex.bench.rows import Row, choose_modes
+from rollplex.bench.rows import Row, choose_modes, choose_rows
 from rollplex.bench.schedules import Plan, run_schedules
 from rollplex.bench.tables import plain
 from rollplex.bench.workload import Wanted, write_workload
@@ -40,6 +40,9 @@ def bench_schedules(
     plot: Path | None,
     markdown: bool,
     command: str,
+    rows: str = "",
+    limit: int = 0,
+    replicated_prompts: int = 0,
     run: Callable[[Job], Row] = run_row,
 ) -> int:
     """Run the bench and print its result; 0, 1 if schedules ended with different weights, or as a signal has it.
@@ -47,6 +50,8 @@ def bench_schedules(
     Args:
         out: the bench's folder; None: a new one in `runs_dir`.
         command: as the result quotes it.
+        rows: the rows by name, in place of `modes` and `prefixes`; empty: those.
+        limit, replicated_prompts: as `Plan` has them.
         run: measures one row.
 
     Raises:
@@ -58,12 +63,14 @@ def bench_schedules(
     plan = Plan(
         config=config,
         overrides=overrides,
-        modes=choose_modes(modes, prefixes),
+        modes=choose_rows(rows) if rows else choose_modes(modes, prefixes),
         repeats=repeats,
         iterations=iterations,
         warmup=warmup,
         out=out,
         command=command,
+        limit=limit,
+        replicated_prompts=replicated_prompts,
     )
     say(f"folder {out}")
     try:

@@ -30,6 +30,14 @@ def schedules(
     ] = None,
     modes: Annotated[str, typer.Option(metavar="LIST", help="Schedules, with commas.")] = "serial,overlap,stream",
     prefixes: Annotated[str, typer.Option(metavar="LIST", help="Kinds of prefix, with commas.")] = "shared,replicated",
+    rows: Annotated[
+        str,
+        typer.Option(metavar="LIST", help="In their place: rows such as serial:shared,overlap:shared,practised."),
+    ] = "",
+    only: Annotated[int, typer.Option(min=0, metavar="N", help="At most so many rows now; the next call goes on.")] = 0,
+    prompts: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Prompts of rows with replicated prefixes; 0: as CONFIG has.")
+    ] = 0,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw the result: *.svg or *.png.")] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the result in Markdown.")] = False,
 ) -> None:
@@ -54,6 +62,9 @@ def schedules(
         plot=plot,
         markdown=markdown,
         command=shlex.join(["rollplex", *sys.argv[1:]]),
+        rows=rows,
+        limit=only,
+        replicated_prompts=prompts,
     )
     raise typer.Exit(code)
 
