@@ -20,8 +20,9 @@ from rollplex.memory.header import HeaderPage
 from rollplex.memory.tensors import views
 from rollplex.model.weights import fill
 from rollplex.protocol.common import Kind, ModelSpec, PromptSlot
-from rollplex.protocol.rollout import Sampling
+from rollplex.protocol.rollout import EngineSpec, Sampling
 from rollplex_rollout.engine import FinishedGroup, Setup, Unit, UnitReport
+from rollplex_rollout.service import LentWeights
 from rollplex_rollout.transformers_engine import TransformersEngine
 from support.segments import HostSegments
 from support.tiny import FILM, NEVER_SAMPLED, PICTURE, PICTURES, WORDS, Prompt, make_prompts, write_model
@@ -68,7 +69,10 @@ class Node:
 
     @property
     def setup(self) -> Setup:
-        return Setup(spec=self.spec, shape=self.shape, table=self.table, actor=self.actor)
+        weights = LentWeights(self.segments, self.actor_ref)
+        return Setup(
+            spec=self.spec, shape=self.shape, table=self.table, weights=weights, engine=EngineSpec(), run_dir=None
+        )
 
     def sampling(self, **changes: Any) -> Sampling:
         values = {"seed": 3, "purpose": "train", "group_size": 3, "max_new_tokens": 8, "temperature": 1.0}

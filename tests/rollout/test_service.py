@@ -44,9 +44,14 @@ class RecordedEngine:
 
     on_policy = False
 
-    def __init__(self, story: list[str], before: Callable[[int], None] = lambda _: None) -> None:
+    def __init__(self, setup: Setup, story: list[str], before: Callable[[int], None] = lambda _: None) -> None:
+        self.actor = setup.actor
+        self._table = setup.table
         self._story = story
         self.before = before
+
+    def digest(self) -> str:
+        return digest(self.actor, self._table)
 
     def kv_bytes(self, unit: Unit) -> int:
         return 100 * len(unit.prompts)
@@ -123,14 +128,14 @@ class Bench:
 @pytest.fixture
 def recorded(node: Node) -> Bench:
     """Loaded, with an engine that only records."""
-    bench = Bench(node, lambda _: RecordedEngine(bench.story))
+    bench = Bench(node, lambda setup: RecordedEngine(setup, bench.story))
     bench.load()
     bench.story.clear()
     return bench
 
 
 def acting(node: Node, before: Callable[[int], None]) -> Bench:
-    bench = Bench(node, lambda _: RecordedEngine(bench.story, before))
+    bench = Bench(node, lambda setup: RecordedEngine(setup, bench.story, before))
     bench.load()
     return bench
 
@@ -178,7 +183,7 @@ def test_replies_come_as_groups_finish_and_the_inputs_are_given_back_before_the_
 
 
 def test_what_the_engine_says_about_its_policy_is_passed_on(node: Node) -> None:
-    bench = Bench(node, lambda _: RecordedEngine(bench.story))
+    bench = Bench(node, lambda setup: RecordedEngine(setup, bench.story))
     (loaded,) = bench.load()
     assert isinstance(loaded, Loaded)
     assert not loaded.on_policy
@@ -270,7 +275,7 @@ def test_no_digest_is_given_of_weights_in_an_update(recorded: Bench) -> None:
 
 
 def test_instructions_before_the_model_is_loaded_and_a_second_load_are_refused(node: Node) -> None:
-    bench = Bench(node, lambda _: RecordedEngine(bench.story))
+    bench = Bench(node, lambda setup: RecordedEngine(setup, bench.story))
     for message in (Committed(cause=1, version=0), DigestRequest(cause=1)):
         with pytest.raises(StateError, match="before the model was loaded"):
             bench.tell(message)
@@ -295,7 +300,7 @@ def test_a_unit_that_no_engine_can_sample_is_refused(recorded: Bench) -> None:
 
 
 def test_weights_of_another_run_are_refused(node: Node) -> None:
-    bench = Bench(node, lambda _: RecordedEngine(bench.story))
+    bench = Bench(node, lambda setup: RecordedEngine(setup, bench.story))
     node.segments.run_id = "another-run"
     bench.load()
     with pytest.raises(RollplexError, match="another run"):

@@ -6,9 +6,10 @@ weights header: the service reads the header before it calls `generate` and when
 Rules of the contract:
 
 * A unit is one batch. What is computed together is a pure function of the unit (and of the tokens that came out of it),
-  never of time, free memory or other units.
-* A group is announced through the callback at the decode step at which its last sample stops, before the next step
-  starts, and exactly once. Groups that stop in the same step are announced in the order of the unit's prompts.
+  never of time, free memory or other units. Engines that schedule by themselves (SGLang) break this rule and say so.
+* A group is announced through the callback, from the thread that called `generate`, at once when its last sample
+  stops, and exactly once: before the next decode step starts, if the engine computes in that thread. Groups whose ends
+  are seen together are announced in the order of the unit's prompts.
 * Rows of samples that have stopped go on in the batch, or leave it at points that only the tokens decide.
 * A response ends with its stop id if it met one; the stop id is its last token and has a log-probability.
 * Ids of `never_sampled` are never drawn.
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -31,8 +33,8 @@ from rollplex.errors import EngineError
 from rollplex.layout.parameters import ParameterTable
 from rollplex.layout.shape import ModelShape
 from rollplex.memory.segment import Mapping
-from rollplex.protocol.common import ModelSpec, PromptSlot
-from rollplex.protocol.rollout import Sampling
+from rollplex.protocol.common import ModelSpec, PromptSlot, SegmentRef
+from rollplex.protocol.rollout import EngineSpec, Sampling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,11 +118,29 @@ class UnitReport:
     prefill_end_s: float
     end_s: float
     decode_steps: int
-    """Forward passes of the decode batch; the first token of a response comes from the prefill."""
+    """Forward passes of the decode batch; the first token of a response comes from the prefill. Of an engine that does
+    not tell: those that the longest response needs."""
     vision_prompts: int
-    """Prompts that went through the vision tower, counted at the tower."""
+    """Prompts that went through the vision tower, counted at the tower or, where that is out of sight, as they were
+    sent to it."""
     kv_bytes: int
     """K/V really held at the unit's peak."""
+
+
+class Weights(Protocol):
+    """The segment of the actor weights, as an engine may have it: mapped here, or as a descriptor for a process of the
+    engine's own. Whichever it takes stays until the process ends."""
+
+    @property
+    def ref(self) -> SegmentRef: ...
+
+    def mapping(self) -> Mapping:
+        """Mapped into this process; for memory of a GPU that makes a context. The same mapping each time."""
+        ...
+
+    def descriptor(self) -> int:
+        """Open as long as this process lives; whoever sends it on keeps it open here."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,8 +150,16 @@ class Setup:
     spec: ModelSpec
     shape: ModelShape
     table: ParameterTable
-    actor: Mapping
+    weights: Weights
     """The actor weights; the engine samples from these bytes and copies none of them."""
+    engine: EngineSpec
+    run_dir: Path | None
+    """Where an engine may make a folder for sockets of its own; None where there is no run."""
+
+    @property
+    def actor(self) -> Mapping:
+        """The weights, mapped into this process."""
+        return self.weights.mapping()
 
 
 Announce: TypeAlias = Callable[[FinishedGroup], None]
@@ -145,6 +173,15 @@ class Engine(Protocol):
         """Whether tokens are sampled from the mapped weights themselves, whose version the header shows."""
         ...
 
+    @property
+    def actor(self) -> Mapping:
+        """The weights segment as this process can read it; at least its header page. Not for tensors."""
+        ...
+
+    def digest(self) -> str:
+        """`rollplex.memory.digest.digest` of the weights that it reads."""
+        ...
+
     def check_mapped(self) -> None:
         """Look whether the weights that it reads are the mapped ones.
 
@@ -154,7 +191,11 @@ class Engine(Protocol):
         ...
 
     def kv_bytes(self, unit: Unit) -> int:
-        """K/V that `generate` will hold for this unit, predicted from shapes."""
+        """K/V that `generate` will hold for this unit, predicted from shapes.
+
+        Raises:
+            EngineError: the engine has no room for such a unit.
+        """
         ...
 
     def generate(self, unit: Unit, announce: Announce) -> UnitReport:

@@ -15,10 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol, TypeAlias, assert_never
 
-from rollplex.errors import BudgetError, StateError
+from rollplex.errors import BudgetError, ConfigError, StateError
 from rollplex.layout.parameters import parameter_table
 from rollplex.layout.shape import read_shape
-from rollplex.memory.digest import digest
 from rollplex.memory.header import HeaderPage
 from rollplex.memory.segment import Mapping
 from rollplex.protocol.common import (
@@ -45,8 +44,11 @@ class Attach(Protocol):
     """What the service needs of `rollplex.worker.Segments`."""
 
     run_id: str
+    run_dir: Path | None
 
     def attach(self, ref: SegmentRef) -> Mapping: ...
+
+    def descriptor(self, ref: SegmentRef) -> int: ...
 
     def detach(self, segment: int) -> None: ...
 
@@ -55,9 +57,9 @@ class RolloutService:
     """One rollout process. Before LoadRollout it can do nothing."""
 
     def __init__(self, segments: Attach, make_engine: EngineFactory | None = None) -> None:
-        """make_engine: how LoadRollout makes the engine; None is the transformers engine, imported then."""
+        """make_engine: how LoadRollout makes the engine; None: by the name that it says, imported then."""
         self._segments = segments
-        self._make_engine = make_engine or _transformers_engine
+        self._make_engine = make_engine or _engine
         self._loaded: _Loaded | None = None
         self._drained = False
 
@@ -151,7 +153,7 @@ class RolloutService:
         version = ready.header.read().version
         ready.header.require(version)
         ready.engine.check_mapped()
-        value = digest(ready.setup.actor, ready.setup.table)
+        value = ready.engine.digest()
         ready.header.require(version)
         return DigestReply(cause=message.cause, version=version, digest=value)
 
@@ -181,15 +183,59 @@ class _Loaded:
                 needed=spec.table_hash,
                 do="Run the same version of Rollplex and the same model folder everywhere.",
             )
-        self.setup = Setup(spec=spec, shape=shape, table=table, actor=segments.attach(message.actor))
-        self.header = HeaderPage(self.setup.actor, run_id=segments.run_id, table_hash=table.hash)
+        self.setup = Setup(
+            spec=spec,
+            shape=shape,
+            table=table,
+            weights=LentWeights(segments, message.actor),
+            engine=message.engine,
+            run_dir=segments.run_dir,
+        )
         self.engine = make_engine(self.setup)
+        self.header = HeaderPage(self.engine.actor, run_id=segments.run_id, table_hash=table.hash)
 
 
-def _transformers_engine(setup: Setup) -> Engine:
-    from rollplex_rollout.transformers_engine import TransformersEngine  # noqa: PLC0415 - heavy, and another may be used
+class LentWeights:
+    """The weights segment of one LoadRollout (`rollplex_rollout.engine.Weights`)."""
 
-    return TransformersEngine(setup)
+    def __init__(self, segments: Attach, ref: SegmentRef) -> None:
+        self._segments = segments
+        self._ref = ref
+
+    @property
+    def ref(self) -> SegmentRef:
+        return self._ref
+
+    def mapping(self) -> Mapping:
+        return self._segments.attach(self._ref)
+
+    def descriptor(self) -> int:
+        return self._segments.descriptor(self._ref)
+
+
+def _engine(setup: Setup) -> Engine:
+    """The engine that was asked for; only it is imported, because each is heavy.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    match setup.engine.name:
+        case "transformers":
+            from rollplex_rollout.transformers_engine import TransformersEngine  # noqa: PLC0415
+
+            return TransformersEngine(setup)
+        case "sglang":
+            from rollplex_rollout.sglang.engine import SglangEngine  # noqa: PLC0415
+
+            return SglangEngine.start(setup)
+        case "replay":
+            from rollplex_rollout.replay import ReplayEngine  # noqa: PLC0415
+
+            return ReplayEngine(setup)
+        case name:
+            raise ConfigError(
+                "There is no such rollout engine", got=repr(name), needed="transformers, sglang or replay"
+            )
 
 
 def _group_message(unit: GenerateUnit, group: FinishedGroup, start: int, end: int) -> GroupFinished:

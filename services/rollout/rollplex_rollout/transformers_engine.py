@@ -17,7 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rollplex.memory.digest import digest
 from rollplex.memory.predict import rollout_kv_bytes
+from rollplex.memory.segment import Mapping
 from rollplex.memory.tensors import require_mapped, tensor, views
 from rollplex.model.batch import PromptBatch, prompt_batch
 from rollplex.model.build import build
@@ -43,6 +45,7 @@ class TransformersEngine:
         """
         prepare_torch(setup.spec)
         self._mapping = setup.actor
+        self._table = setup.table
         self._shape = setup.shape
         self._dtype = setup.spec.dtype
         self._never_sampled = setup.spec.never_sampled
@@ -60,6 +63,13 @@ class TransformersEngine:
     @property
     def on_policy(self) -> bool:
         return True
+
+    @property
+    def actor(self) -> Mapping:
+        return self._mapping
+
+    def digest(self) -> str:
+        return digest(self._mapping, self._table)
 
     def check_mapped(self) -> None:
         require_mapped(self._mapping, dict(self._model.named_parameters()))

@@ -1,0 +1,275 @@
+"""SGLang's engine in a thread of its own.
+
+Owns: SGLang's `Engine` object, its event loop, its processes and its folder of sockets. Knows neither units nor groups.
+
+    main thread                          SGLang's thread
+    start(): Door.wait ◄─ connection ─── Engine(...) makes the processes, then waits for them
+    submit(coroutine) ─────────────────► event loop: TokenizerManager, one task per request
+    call(...), with a deadline ────────► event loop
+    close() ───────────────────────────► the loop stops; the processes are killed
+
+Why a thread: SGLang installs handlers of SIGTERM and SIGQUIT if it is made in the main thread, and the latter kills the
+whole process without a word. Here the handlers are ours: a child that fails sends SIGQUIT, which is noted, and whoever
+waits raises an error that says so. The thread must outlive the processes: they ask the kernel to be killed when the
+thread that made them ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import logging
+import os
+import select
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from rollplex.errors import EngineError
+from rollplex_rollout.sglang import wire
+from rollplex_rollout.sglang.hooks import BUSY
+from rollplex_rollout.sglang.remote import Door, RemoteWeights
+from rollplex_rollout.sglang.requests import Request
+from rollplex_rollout.sglang.streams import Chunk
+
+START_DEADLINE_S: Final = 600.0
+"""Imports, compilation of kernels on a fresh machine, capture of CUDA graphs."""
+LOAD_DEADLINE_S: Final = 300.0
+CALL_DEADLINE_S: Final = 60.0
+CLOSE_DEADLINE_S: Final = 30.0
+_LOOK_EVERY_S: Final = 0.25
+
+log = logging.getLogger("rollplex.rollout.sglang")
+_T = TypeVar("_T")
+
+
+class SglangRuntime:
+    """A running engine. Methods are for the main thread, unless they say otherwise."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._engine: Any = None
+        self._failure: BaseException | None = None
+        self._up = threading.Event()
+        self._quits: list[int] = []
+        self._children: dict[int, int] = {}
+        self._thread: threading.Thread | None = None
+        self._old_quit: Any = None
+
+    def start(self, arguments: dict[str, Any], take: Callable[[RemoteWeights], _T]) -> tuple[RemoteWeights, _T]:
+        """Start SGLang; returns when it is ready.
+
+        Args:
+            arguments: of ServerArgs.
+            take: called with the connection to the scheduler process, which waits for the weights.
+
+        Raises:
+            EngineError: it did not start, or one of its processes ended.
+            RollplexError: what `take` raises.
+            WaitError: not ready by the deadline.
+        """
+        if threading.current_thread() is threading.main_thread():
+            self._old_quit = signal.signal(signal.SIGQUIT, lambda signum, _frame: self._quits.append(signum))
+        door = Door(self.folder / "weights.sock")
+        os.environ[wire.SOCKET_VARIABLE] = str(door.path)
+        self._thread = threading.Thread(target=self._run, args=(arguments,), name="sglang", daemon=True)
+        self._thread.start()
+        try:
+            remote = door.wait(START_DEADLINE_S, self.require_alive)
+            taken = take(remote)
+        finally:
+            door.close()
+        self._wait(self._up.is_set, START_DEADLINE_S, "SGLang's engine to be ready")
+        return remote, taken
+
+    def require_alive(self) -> None:
+        """Raise EngineError if SGLang or one of its processes has ended."""
+        reason = self.trouble()
+        if reason:
+            raise EngineError(
+                "SGLang has failed",
+                got=reason,
+                do="Look at the messages of SGLang in the log of the rollout process.",
+            ) from self._failure
+
+    def trouble(self) -> str:
+        """What has ended; empty while all is well."""
+        if self._failure is not None:
+            return f"{type(self._failure).__name__}: {self._failure}"
+        ended = [pid for pid, fd in self._children.items() if select.select([fd], [], [], 0)[0]]
+        if ended:
+            return f"its process {ended[0]} has ended"
+        return "one of its processes reported a failure (SIGQUIT)" if self._quits else ""
+
+    def submit(self, work: Coroutine[Any, Any, _T]) -> concurrent.futures.Future[_T]:
+        """Run a coroutine in SGLang's event loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._engine.loop)
+
+    async def stream(self, request: Request) -> AsyncIterator[Chunk]:
+        """The chunks of one request. In SGLang's event loop."""
+        chunks = await self._engine.async_generate(
+            input_ids=request.input_ids,
+            image_data=request.image_data,
+            sampling_params=request.sampling,
+            return_logprob=True,
+            stream=True,
+            rid=request.rid,
+        )
+        async for chunk in chunks:
+            yield chunk
+
+    def abort_all(self) -> None:
+        """Ask SGLang to end every request; they may still be running when this returns."""
+
+        async def abort() -> None:
+            self._engine.tokenizer_manager.abort_request(abort_all=True)
+
+        self._call(abort(), "SGLang to abort its requests")
+
+    def rpc(self, method: str, **parameters: bool | float | str) -> None:
+        """Call a method of the Scheduler between two of its steps; again while it is busy, up to the deadline.
+
+        Raises:
+            EngineError: it raised; or one of SGLang's processes ended.
+            WaitError: no answer by the deadline.
+        """
+        end = time.monotonic() + CALL_DEADLINE_S
+        while True:
+            message = self._rpc(method, parameters)
+            if not message:
+                return
+            if message != BUSY or time.monotonic() >= end:
+                raise EngineError("SGLang's scheduler refused a call", got=message, where=method)
+            time.sleep(0.005)
+
+    def release_kv(self) -> None:
+        """Give the pool's memory back to the device. The scheduler must be idle."""
+        from sglang.srt.managers.io_struct import ReleaseMemoryOccupationReqInput  # noqa: PLC0415
+
+        manager = self._engine.tokenizer_manager
+        work = manager.release_memory_occupation(ReleaseMemoryOccupationReqInput(tags=["kv_cache"]), None)
+        self._call(work, "SGLang to give its pool of keys and values back")
+
+    def resume_kv(self) -> None:
+        """Take the pool's memory again; what is in it is worthless."""
+        from sglang.srt.managers.io_struct import ResumeMemoryOccupationReqInput  # noqa: PLC0415
+
+        manager = self._engine.tokenizer_manager
+        work = manager.resume_memory_occupation(ResumeMemoryOccupationReqInput(tags=["kv_cache"]), None)
+        self._call(work, "SGLang to take its pool of keys and values")
+
+    def info(self) -> dict[str, Any]:
+        """SGLang's own account of itself: `max_total_num_tokens`, and `memory_usage` in gigabytes."""
+        scheduler = self._engine._scheduler_init_result.scheduler_infos[0]  # noqa: SLF001 - Engine.get_server_info would run the loop
+        states = self._call(self._engine.tokenizer_manager.get_internal_state(), "SGLang to describe itself")
+        return {**scheduler, "memory_usage": states[0]["memory_usage"]}
+
+    def close(self) -> None:
+        """End every process of SGLang and remove its folder.
+
+        Raises:
+            EngineError: a process is still there after the deadline.
+        """
+        engine, children = self._engine, self._children
+        try:
+            if engine is not None:
+                engine.loop.call_soon_threadsafe(engine.loop.stop)
+                engine.shutdown()  # kills; SGLang has no other way
+            left = [pid for pid, fd in children.items() if not select.select([fd], [], [], CLOSE_DEADLINE_S)[0]]
+        except RuntimeError as error:
+            raise EngineError("SGLang's processes cannot be ended", got=str(error)) from error
+        finally:
+            self._engine, self._children = None, {}
+            for fd in children.values():
+                os.close(fd)
+            if self._old_quit is not None:
+                signal.signal(signal.SIGQUIT, self._old_quit)
+                self._old_quit = None
+            shutil.rmtree(self.folder, ignore_errors=True)
+        if left:
+            raise EngineError("SGLang's processes cannot be ended", got=f"pids {left}")
+
+    def _run(self, arguments: dict[str, Any]) -> None:
+        try:
+            with _temporary(self.folder):
+                engine = _make(arguments, self._watch_children)
+        except BaseException as error:  # noqa: BLE001 - outer loop of the thread: the main thread must hear of it
+            self._failure = error
+            return
+        self._engine = engine
+        self._up.set()
+        engine.loop.run_forever()
+
+    def _watch_children(self, pids: list[int]) -> None:
+        for pid in pids:
+            self._children[pid] = os.pidfd_open(pid)
+
+    def _rpc(self, method: str, parameters: dict[str, Any]) -> str:
+        """The error of one call; empty if there was none."""
+        import zmq  # noqa: PLC0415
+        from sglang.srt.managers.io_struct import RpcReqInput, sock_recv, sock_send  # noqa: PLC0415
+
+        sock = self._engine.send_to_rpc
+        sock_send(sock, RpcReqInput(method=method, parameters=parameters))
+        self._wait(lambda: bool(sock.poll(int(_LOOK_EVERY_S * 1000))), CALL_DEADLINE_S, f"SGLang to run {method}", 0.0)
+        answer = sock_recv(sock, flags=zmq.NOBLOCK)
+        return "" if answer.success else answer.message or "no reason given"
+
+    def _call(self, work: Coroutine[Any, Any, _T], what: str) -> _T:
+        future = self.submit(work)
+        try:
+            self._wait(future.done, CALL_DEADLINE_S, what)
+        finally:
+            if not future.done():
+                future.cancel()
+        return future.result()
+
+    def _wait(self, ready: Callable[[], bool], deadline_s: float, what: str, pause_s: float = 0.002) -> None:
+        end, look = time.monotonic() + deadline_s, 0.0
+        while not ready():
+            now = time.monotonic()
+            if now >= look:
+                self.require_alive()
+                look = now + _LOOK_EVERY_S
+            if now >= end:
+                raise EngineError("SGLang does not answer", got=f"nothing within {deadline_s:.0f} s", needed=what)
+            time.sleep(pause_s)
+
+
+def _make(arguments: dict[str, Any], started: Callable[[list[int]], None]) -> Any:
+    from sglang.srt.entrypoints.engine import Engine  # noqa: PLC0415
+
+    from rollplex_rollout.sglang.scheduler import run_scheduler  # noqa: PLC0415
+
+    class MappedEngine(Engine):  # type: ignore[misc]
+        """Its scheduler processes map the weights (SGLang offers these fields for such use)."""
+
+        run_scheduler_process_func = staticmethod(run_scheduler)
+
+    loop = asyncio.new_event_loop()  # for whatever SGLang makes before it has its own
+    asyncio.set_event_loop(loop)
+    engine = MappedEngine(**arguments)
+    loop.close()
+    started(engine.get_all_child_pids())
+    return engine
+
+
+@contextlib.contextmanager
+def _temporary(folder: Path) -> Iterator[None]:
+    """SGLang makes its sockets where temporary files go; nobody else may reach them."""
+    before, tempfile.tempdir = tempfile.tempdir, str(folder)
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
+
+
+def make_folder(run_dir: Path | None) -> Path:
+    """A new folder for the sockets of one engine, mode 0700, in the run directory."""
+    return Path(tempfile.mkdtemp(prefix="sglang-", dir=run_dir))

@@ -1,0 +1,76 @@
+"""What runs in SGLang's scheduler process, for SGLang 0.5.17.
+
+Owns: the entry function of that process, and what is added to its Scheduler for the rollout process to call between
+two steps of its event loop (`Engine.collective_rpc`, which returns no values: what went wrong comes back as text).
+
+Runs before the model is there: `run_scheduler`. A share of the GPU's multiprocessors (`Offer.decode_share`) would be
+set up where the loader has the offer and SGLang has no stream yet: `loader.MappedLoader.load_model`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+
+from rollplex_rollout.sglang.hooks import BEGIN, BUSY, REST
+
+LOADER: Final = "sglang.srt.model_loader.loader.get_model_loader"
+_THREAD_SWITCH_S: Final = 0.0005
+"""The thread that reads headers must not wait 5 ms for the interpreter."""
+
+
+def run_scheduler(*args: Any, **kwargs: Any) -> Any:
+    """In place of SGLang's `run_scheduler_process`, which it ends in."""
+    from sglang.srt.managers import scheduler  # noqa: PLC0415 - after the fork of modules that hooks repair
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType  # noqa: PLC0415
+
+    sys.setswitchinterval(_THREAD_SWITCH_S)
+    HookRegistry.register(LOADER, mapped_loader, HookType.AROUND)
+    setattr(scheduler.Scheduler, BEGIN, begin)
+    setattr(scheduler.Scheduler, REST, rest)
+    return scheduler.run_scheduler_process(*args, **kwargs)
+
+
+def mapped_loader(_original: Callable[..., Any], load_config: Any, model_config: Any = None) -> Any:  # noqa: ARG001
+    """The loader that maps the weights, whatever was asked for."""
+    from rollplex_rollout.sglang.loader import MappedLoader  # noqa: PLC0415 - imports SGLang's loaders
+
+    return MappedLoader(load_config)
+
+
+def begin(self: Any, seed: int) -> None:
+    """Before a unit: draws depend on the unit, not on what came before it, and only the unit's own ids end a response.
+
+    Args:
+        self: the Scheduler.
+        seed: of torch's generators.
+    """
+    _require_idle(self)
+    self.model_config.hf_eos_token_id = None
+    torch.manual_seed(seed)
+
+
+def rest(self: Any) -> None:
+    """Nothing of this engine runs on the GPU, and nothing that depends on the weights is kept: neither keys and values
+    nor encoded pictures.
+
+    Args:
+        self: the Scheduler.
+    """
+    from sglang.srt.managers import mm_utils  # noqa: PLC0415
+
+    _require_idle(self)
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    if not self.flush_cache():
+        raise RuntimeError("SGLang did not empty its cache of keys and values")
+    if mm_utils.embedding_cache is not None:
+        mm_utils.embedding_cache.clear()
+
+
+def _require_idle(scheduler: Any) -> None:
+    if not scheduler.is_fully_idle():
+        raise RuntimeError(BUSY)

@@ -1,0 +1,143 @@
+"""From prompts in the inputs segment to what SGLang is asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from msgspec.structs import replace
+
+from rollplex.errors import EngineError
+from rollplex_rollout.engine import Unit
+from rollplex_rollout.sglang.requests import Requests, sampling_parameters
+from support.tiny import FILM, IMAGE, PICTURE, PICTURES
+
+if TYPE_CHECKING:
+    from rollout.conftest import Node
+
+WORDS_GROUP, PICTURE_GROUP, PICTURES_GROUP, FILM_GROUP = 1, 0, 2, 3
+
+
+def requests_of(node: Node, context: int = 64, dtype: str = "float32") -> Requests:
+    return Requests(node.shape, dtype=dtype, context_tokens=context)
+
+
+def only(node: Node, group: int, **changes: Any) -> Any:
+    """The processor's output of the first request of a unit of one group."""
+    (made,) = requests_of(node, **changes).make(node.unit((group,)), "t")
+    return made[0].image_data
+
+
+def test_a_request_per_response_with_ids_that_are_no_beginnings_of_each_other(shared_node: Node) -> None:
+    made = requests_of(shared_node).make(shared_node.unit((2, 1), group_size=3), "u7")
+    rids = [request.rid for group in made for request in group]
+    assert len(set(rids)) == 6
+    assert not any(a != b and b.startswith(a) for a in rids for b in rids)
+    assert made[1][0].input_ids == shared_node.prompts[1].ids.tolist()
+    assert all(request.image_data is made[0][0].image_data for request in made[0]), "pictures are read once a prompt"
+
+
+def test_pictures_come_as_the_processors_output_with_the_prompts_own_positions(shared_node: Node) -> None:
+    prompt = shared_node.prompts[PICTURES_GROUP]
+    assert prompt.pixels is not None
+    (output,) = only(shared_node, PICTURES_GROUP)
+    assert output["format"] == "processor_output"
+    assert torch.equal(output["pixel_values"], prompt.pixels)
+    assert output["image_grid_thw"].tolist() == [list(grid) for grid in PICTURES[1]]
+    assert torch.equal(output["mrope_positions"], prompt.positions)
+    assert output["mrope_position_delta"].tolist() == [[prompt.slot.next_position - prompt.slot.tokens]]
+    assert "hash" not in output, "one hash cannot name two pictures"
+    assert "pixel_values_videos" not in output
+
+
+def test_pixels_are_rounded_as_the_tower_rounds_them_and_outlive_the_segment(shared_node: Node) -> None:
+    (output,) = only(shared_node, PICTURE_GROUP, dtype="bfloat16")
+    pixels = shared_node.prompts[PICTURE_GROUP].pixels
+    assert pixels is not None
+    assert torch.equal(output["pixel_values"], pixels.to(torch.bfloat16))
+    (same,) = only(shared_node, PICTURE_GROUP)
+    inside = shared_node.inputs.view(0, 1)
+    assert same["pixel_values"].data_ptr() != torch.frombuffer(inside, dtype=torch.uint8).data_ptr()
+    assert output["hash"] != same["hash"]
+    assert 0 <= output["hash"] < 2**63
+
+
+def test_a_video_is_told_from_an_image_by_its_placeholders(shared_node: Node) -> None:
+    (output,) = only(shared_node, FILM_GROUP)
+    ((frames, height, width),) = FILM[1]
+    assert output["video_grid_thw"].tolist() == [[1, height, width]] * frames, "SGLang must not mix a video's frames"
+    assert "pixel_values" not in output
+
+
+def test_words_have_no_media(shared_node: Node) -> None:
+    assert only(shared_node, WORDS_GROUP) is None
+
+
+@pytest.mark.parametrize(
+    ("forced", "expected"),
+    [((), {"ignore_eos": False, "stop_token_ids": [4, 5]}), ((2, 8), {"ignore_eos": True, "stop_token_ids": None})],
+)
+def test_forced_lengths_look_at_no_stop_id(
+    shared_node: Node, forced: tuple[int, ...], expected: dict[str, Any]
+) -> None:
+    sampling = shared_node.sampling(forced_lengths=forced, stop_ids=(4, 5), top_k=0, temperature=0.5, top_p=0.9)
+    made = sampling_parameters(sampling, 8)
+    assert expected.items() <= made.items()
+    assert made["max_new_tokens"] == 8
+    assert made["top_k"] == -1
+    assert (made["temperature"], made["top_p"]) == (0.5, 0.9)
+
+
+def test_each_response_has_its_own_forced_length(shared_node: Node) -> None:
+    made = requests_of(shared_node).make(shared_node.unit((0, 1), group_size=2, forced_lengths=(1, 2, 3)), "t")
+    assert [[request.limit for request in group] for group in made] == [[1, 2], [3, 1]]
+    assert made[1][0].sampling["max_new_tokens"] == 3
+
+
+def test_a_prompt_that_is_too_long_with_its_response_is_refused_before_sglang_shortens_it(shared_node: Node) -> None:
+    tokens = shared_node.slots[PICTURE_GROUP].tokens
+    unit = shared_node.unit((PICTURE_GROUP,), max_new_tokens=8)
+    requests_of(shared_node, context=tokens + 8).make(unit, "t")
+    with pytest.raises(EngineError, match="longer than the engine was started for") as caught:
+        requests_of(shared_node, context=tokens + 7).make(unit, "t")
+    assert caught.value.where == "group 0, row 100"
+
+
+def changed(node: Node, group: int, **changes: Any) -> Unit:
+    unit = node.unit((group,))
+    return Unit(
+        step=unit.step, prompts=(replace(node.slots[group], **changes),), sampling=unit.sampling, inputs=unit.inputs
+    )
+
+
+@pytest.mark.parametrize(
+    ("group", "changes", "what"),
+    [
+        (PICTURE_GROUP, {"media": ()}, "placeholders but no media"),
+        (PICTURES_GROUP, {"media": "first"}, "not those of its media"),
+        (WORDS_GROUP, {"media": "picture"}, "not those of its media"),
+        (WORDS_GROUP, {"next_position": 9}, "other positions"),
+        (WORDS_GROUP, {"tokens": 0}, "longer than the engine"),
+    ],
+)
+def test_what_sglang_would_wait_for_without_end_is_refused(
+    shared_node: Node, group: int, changes: dict[str, Any], what: str
+) -> None:
+    named = {"first": shared_node.slots[PICTURES_GROUP].media[:1], "picture": shared_node.slots[PICTURE_GROUP].media}
+    if "media" in changes:
+        changes = {"media": named.get(changes["media"], changes["media"])}
+    with pytest.raises(EngineError, match=what):
+        requests_of(shared_node).make(changed(shared_node, group, **changes), "t")
+
+
+def test_an_id_outside_the_vocabulary_is_named(node: Node) -> None:
+    slot = node.slots[WORDS_GROUP]
+    node.inputs.write(slot.ids_offset, (10**6).to_bytes(8, "little"))
+    with pytest.raises(EngineError, match="1000000"):
+        requests_of(node).make(node.unit((WORDS_GROUP,)), "t")
+
+
+def test_the_placeholder_of_these_prompts_is_what_the_model_says(shared_node: Node) -> None:
+    assert shared_node.shape.image_id == IMAGE
+    assert IMAGE in PICTURE[0]
