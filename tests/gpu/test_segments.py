@@ -290,24 +290,6 @@ def test_another_size_than_the_segment_has_is_refused_by_a_process_that_did_not_
     assert answer(sock) == b"([], Live(handles=0, reservations=1, mappings=1))"
 
 
-def test_a_write_past_the_end_meets_no_other_segment(start: Start) -> None:
-    sock, _ = start(
-        """
-        mapping = memory.map(fd, size_bytes)
-        other = memory.map(memory.create(size_bytes, "other"), size_bytes)
-        with memory._driver.using(0):
-            try:
-                memory._driver.zero(mapping._address + size_bytes - 16, 64)
-                memory._driver.synchronize()
-                said = b"written"
-            except SegmentError as error:
-                said = error.got.encode()
-            send(sock, said, [], 60.0)  # at once: the context is lost, and so is this process
-        """
-    )
-    assert answer(sock).startswith(b"CUDA_ERROR")
-
-
 def test_a_device_digest_is_the_hosts_and_takes_little_scratch(start: Start) -> None:
     sock, _ = start(
         """

@@ -22,6 +22,7 @@ class CUresult(IntEnum):
     CUDA_ERROR_OUT_OF_MEMORY = 2
     CUDA_ERROR_INVALID_CONTEXT = 201
     CUDA_ERROR_ILLEGAL_ADDRESS = 700
+    CUDA_ERROR_NOT_SUPPORTED = 801
 
 
 Result: TypeAlias = tuple[Any, ...]
@@ -168,8 +169,10 @@ class FakeCuda:
 
     def _cuMemMap(self, address: int, size: int, offset: int, handle: int, flags: int) -> Result:  # noqa: N802
         where, content = self.ranges[address], self.memory[self.handles[handle]]
-        if size > len(content) or size > where.size or where.content is not None or size % GRANULE:
+        if size > where.size or where.content is not None or size % GRANULE:
             return INVALID[:1]
+        if size != len(content):
+            return (CUresult.CUDA_ERROR_NOT_SUPPORTED,)
         where.content, where.mapped, where.allowed = content, size, False
         return OK
 

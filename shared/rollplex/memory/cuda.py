@@ -7,9 +7,8 @@ what the bytes mean, torch.
     map         import ▸ reserve ▸ map ▸ allow ▸ release  the mapping alone keeps the memory in this process
     close       wait for the GPU ▸ unmap ▸ free
 
-A descriptor of device memory has no size that a process could ask for, but the driver knows it: `map` reserves one
-granule more than it needs and must fail to fill it. That granule stays empty, so that a kernel which writes past the
-end meets an error instead of another segment.
+A descriptor of device memory has no size that a process could ask for, but the driver knows it, and maps what was
+imported as a whole or not at all.
 
 New memory is not promised to be zero, and whoever makes a segment here cannot make it so without a context: its first
 writer does (`Mapping.clear`).
@@ -32,8 +31,9 @@ from rollplex.memory.cuda_driver import CudaError, Driver, Live
 from rollplex.memory.placement import GRANULE_BYTES, taken_bytes
 from rollplex.protocol.common import Memory
 
-_TOO_MUCH: Final = "CUDA_ERROR_INVALID_VALUE"
-"""What the driver says when more is mapped than there is."""
+_OTHER_SIZE: Final = frozenset({"CUDA_ERROR_NOT_SUPPORTED", "CUDA_ERROR_INVALID_VALUE"})
+"""What drivers answer when an imported allocation is mapped in another size than its own, smaller or larger (580.159:
+the first)."""
 
 
 class DeviceView:
@@ -141,7 +141,7 @@ class CudaMapping:
         with self._quiet():  # kernels that were given tensors which are gone by now
             self._driver.unmap(self._address, size_bytes)
         self._closed = True
-        self._driver.free(self._address, size_bytes + GRANULE_BYTES)
+        self._driver.free(self._address, size_bytes)
 
     def __enter__(self) -> Self:
         return self
@@ -263,34 +263,23 @@ class CudaBackend:
     def _lay(self, handle: Any, size_bytes: int) -> int:
         """Map a whole allocation: its address. What fails is undone."""
         driver, taken = self._driver, taken_bytes(size_bytes, Memory.CUDA)
-        address = driver.reserve(taken + GRANULE_BYTES)
+        address = driver.reserve(taken)
         try:
-            self._require_no_more(handle, address, taken)
             try:
                 driver.map(address, taken, handle)
             except CudaError as error:
-                if error.code != _TOO_MUCH:
+                if error.code not in _OTHER_SIZE:
                     raise
-                raise _another_size(f"fewer bytes than {taken}", size_bytes) from error
+                raise _another_size(f"an allocation that cannot be mapped as {taken} bytes", size_bytes) from error
             try:
                 driver.allow(address, taken, self._device)
             except BaseException:
                 driver.unmap(address, taken)
                 raise
         except BaseException:
-            driver.free(address, taken + GRANULE_BYTES)
+            driver.free(address, taken)
             raise
         return address
-
-    def _require_no_more(self, handle: Any, address: int, taken: int) -> None:
-        try:
-            self._driver.map(address, taken + GRANULE_BYTES, handle)
-        except CudaError as error:
-            if error.code != _TOO_MUCH:
-                raise
-            return
-        self._driver.unmap(address, taken + GRANULE_BYTES)
-        raise _another_size(f"more bytes than {taken}", taken)
 
     def _known_size(self, fd: int) -> int | None:
         """Of a descriptor made here. The number may name something else by now: then nothing is known of it."""

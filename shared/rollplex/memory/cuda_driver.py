@@ -137,7 +137,7 @@ class Driver:
         self.live.reservations -= 1
 
     def map(self, address: int, size_bytes: int, handle: Any) -> None:
-        """Lay memory into a reserved range, inaccessible yet. More than the memory has is CUDA_ERROR_INVALID_VALUE."""
+        """Lay memory into a reserved range of exactly its size, inaccessible yet."""
         self._do("cuMemMap", address, size_bytes, 0, handle, 0)
         self.live.mappings += 1
 

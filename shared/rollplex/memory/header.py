@@ -17,8 +17,8 @@ Stores, by the one writer; a reader that sees a state and version sees all that 
     poison          word (version, POISONED)
 
 Order between processes: x86-64 keeps stores in order and loads in order. Elsewhere only a message from the writer to
-the reader (the gate always sends one) orders the digest and the parameters with the word; word and state are one store
-everywhere.
+the reader (the gate always sends one) orders the digest and the parameters with the word, and in the memory of a GPU
+too; word and state are one store everywhere.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class State(IntEnum):
     """Whether the parameters may be read."""
 
     EMPTY = 0
-    """Never initialised: a new segment is zero."""
+    """Never initialised: a new segment is zero, or its first writer has cleared it (`Mapping.clear`)."""
     STABLE = 1
     """They are those of the version, and stay so until the next update begins."""
     UPDATING = 2
