@@ -8,12 +8,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from rollplex.cli import status as module
+from rollplex.cli.api import Gpu
 from rollplex.cli.app import run
-from rollplex.cli.status import watch
+from rollplex.cli.status import _gpu, watch
 from rollplex.errors import WaitError
 from support.runs import LiveRun, done, ended, leave, started
 from support.terminals import Terminal, lines_of
@@ -204,3 +206,33 @@ def test_start_says_that_the_run_has_ended(runs_dir: Path, capsys: Said) -> None
     leave(runs_dir / "a-1", started(), ended())
     assert run(["start", "7"]) == 1
     assert "not going on" in capsys.readouterr().err
+
+
+GPU = "GPU 0 (NVIDIA H200, driver 580)"
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        (
+            {},
+            f"{GPU}, shared by mps, 30 GiB of 140 GiB used by this run, 6 GiB of it beside leases",
+        ),
+        ({"used_bytes": None, "overhead_bytes": None}, f"{GPU}, shared by mps"),
+        (
+            {"sharing_used": "turns", "why": "not installed", "used_bytes": None, "overhead_bytes": None},
+            f"{GPU}, shared by turns instead of mps (not installed)",
+        ),
+    ],
+)
+def test_a_gpu_is_told_with_how_it_is_shared_and_what_is_used(changes: dict[str, Any], text: str) -> None:
+    given: dict[str, Any] = {
+        "name": GPU,
+        "sharing_asked": "mps",
+        "sharing_used": "mps",
+        "why": "",
+        "total_bytes": 140 * 2**30,
+        "used_bytes": 30 * 2**30,
+        "overhead_bytes": 6 * 2**30,
+    }
+    assert _gpu(Gpu(**{**given, **changes})) == text

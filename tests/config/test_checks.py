@@ -14,6 +14,8 @@ Make = Callable[..., Config]
 _TWO = {"functions": [{"function": "a:f", "weight": 0.0}, {"function": "b:f"}]}
 _NO_WEIGHT = {"functions": [{"function": "a:f", "weight": 0.0}, {"function": "b:g", "weight": 0}]}
 _ANYWHERE = "0.0.0.0"  # noqa: S104 - what is to be refused
+_GPU = {"kind": "cuda"}
+_HALF = {"path": "m", "dtype": "bfloat16"}
 _EVAL = {"name": "e", "data": "x.jsonl"}
 
 
@@ -30,6 +32,10 @@ _EVAL = {"name": "e", "data": "x.jsonl"}
         ({"rollout": {"replay": "a.jsonl"}}, "rollout.replay"),
         ({"rollout": {"replay_s": 1.0}}, "rollout.replay_s"),
         ({"rollout": {"sglang": {"own_weights": True}}}, "rollout.sglang.own_weights"),
+        ({"rollout": {"engine": "sglang"}, "model": _HALF}, "rollout.engine"),
+        ({"rollout": {"engine": "sglang"}, "device": _GPU}, "model.dtype"),
+        ({"device": _GPU, "model": {"path": "m", "dtype": "float64"}}, "model.dtype"),
+        ({"device": _GPU, "memory": {"budget": "8GiB"}}, "memory.budget"),
         ({"rewards": _TWO}, "rewards.functions"),
         ({"rewards": _NO_WEIGHT}, "rewards.functions"),
         ({"optimizer": {"momentum": 0.9}}, "optimizer.momentum"),
@@ -62,7 +68,9 @@ def test_a_contradiction_is_refused_and_names_the_key(make: Make, sections: dict
         {"run": {"schedule": "overlap"}, "algorithm": {"scale_rewards": "batch"}},
         {"rollout": {"stop_tokens": ["a"], "never_sample": ["b"]}},
         {"rollout": {"engine": "replay", "replay": "a.jsonl", "replay_s": 1.0}},
-        {"rollout": {"engine": "sglang", "sglang": {"own_weights": True}}},
+        {"rollout": {"engine": "sglang", "sglang": {"own_weights": True}}, "device": _GPU, "model": _HALF},
+        {"device": _GPU, "model": {"path": "m", "dtype": "float32"}},
+        {"device": _GPU, "memory": {"budget": "9GiB"}},
         {"rollout": {"max_new_tokens": 4, "forced_lengths": [4, 1]}},
         {"optimizer": {"name": "sgd", "momentum": 0.9}},
         {"optimizer": {"warmup_steps": 10}, "run": {"iterations": 10}},

@@ -54,7 +54,7 @@ def test_an_engine_without_a_pool_is_told_its_name_only(make: Make) -> None:
 
 def test_sglang_is_told_every_size(make: Make) -> None:
     rollout = {"engine": "sglang", "max_new_tokens": 9, "sglang": {"kv_tokens": 5000, "own_weights": True}}
-    config = make(rollout=rollout, device={"decode_share": 0.4})
+    config = make(rollout=rollout, device={"kind": "cuda", "decode_share": 0.4}, model={"dtype": "bfloat16"})
     assert _over_the_wire(wire.engine_spec(config, max_prompt_tokens=70, private_bytes=3)) == EngineSpec(
         name="sglang",
         kv_tokens=5000,
@@ -78,6 +78,8 @@ def test_a_pool_holds_every_prompt_once_and_all_responses_of_a_decode_batch(
         data={"prompts_per_iteration": 4},
         rollout={"engine": "sglang", "group_size": 3, "max_new_tokens": 9, "forced_lengths": list(forced)},
         batching={"decode_prompts": decode_prompts},
+        device={"kind": "cuda"},
+        model={"dtype": "bfloat16"},
     )
     prompts = decode_prompts or 4
     spare = (prompts + 3 * prompts + 1) * wire.POOL_SPARE_TOKENS

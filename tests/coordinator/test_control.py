@@ -11,11 +11,13 @@ from typing import Any, TypeVar
 
 import pytest
 
+from rollplex.config.job import DeviceSection
 from rollplex.errors import StateError, WaitError
 from rollplex.journal import events
 from rollplex.journal.events import StopWhen
 from rollplex.journal.phases import Phase
 from rollplex.journal.reader import Reader
+from rollplex.nvml import Gpu
 from rollplex.protocol.claim import claim
 from rollplex.protocol.common import DigestReply, DigestRequest, Drain, Drained, Held, Kind, Role
 from rollplex_coordinator.control import CoreControl
@@ -24,9 +26,11 @@ from rollplex_coordinator.decisions.ledger import Ledger
 from rollplex_coordinator.decisions.work import Work
 from rollplex_coordinator.memory.leasing import Memory, Want
 from rollplex_coordinator.options import Options
+from rollplex_coordinator.processes.device import open_device
 from rollplex_coordinator.processes.node import DEVICE, WORKERS, Node
 from rollplex_coordinator.processes.stop import Signals, StopRun
 from support.core import make_config
+from support.fake_nvml import FakeNvml
 from support.sockets import DEADLINE_S, Worker
 
 ResultT = TypeVar("ResultT")
@@ -325,3 +329,23 @@ def test_a_caller_whose_digests_never_come_gets_an_error(desk: Desk) -> None:
     desk.node.config = config.model_copy(update={"deadlines": config.deadlines.model_copy(update={"unit_s": 0.3})})
     with pytest.raises(WaitError):
         desk.ask(desk.control.digests)
+
+
+def test_the_status_of_a_run_on_a_gpu_says_which_and_how_it_is_shared_and_used(desk: Desk, tmp_path: Path) -> None:
+    assert desk.ask(desk.control.status).gpu is None
+    config = desk.node.config.model_copy(update={"device": DeviceSection(kind="cuda", sharing="turns")})
+    nvml = FakeNvml(total=2**30, used=2**20)
+    desk.node.device = open_device(config, tmp_path, lambda index: Gpu(nvml, index))
+    desk.load()
+    assert desk.control.memory is not None
+    shown = desk.ask(desk.control.status).gpu
+    assert shown is not None
+    assert (shown.name, shown.sharing_asked, shown.used_bytes) == ("GPU 0 (NVIDIA H200, driver 580.159)", "turns", None)
+    desk.node.observe(desk.control.memory, 2**30)
+    assert desk.node.observer is not None
+    nvml.used = 2**20 + 4096
+    desk.node.observer.loaded()
+    shown = desk.ask(desk.control.status).gpu
+    desk.node.observer.close()
+    assert shown is not None
+    assert (shown.used_bytes, shown.overhead_bytes, shown.total_bytes) == (4096, 4096, 2**30)

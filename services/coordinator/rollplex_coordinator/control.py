@@ -22,6 +22,7 @@ from rollplex_coordinator.http.views import (
     CheckpointView,
     DigestsView,
     DigestView,
+    GpuView,
     HealthPart,
     HealthView,
     IterationView,
@@ -175,6 +176,21 @@ class CoreControl:
             stopping=self._work.stopping,
             started_wall_s=self._started_wall_s,
             waiting=tuple(waits),
+            gpu=self._gpu(),
+        )
+
+    def _gpu(self) -> GpuView | None:
+        device, observer = self._node.device, self._node.observer
+        if device is None:
+            return None
+        return GpuView(
+            name=str(device.gpu.info),
+            sharing_asked=device.sharing.asked,
+            sharing_used=device.sharing.used,
+            why=device.sharing.why,
+            total_bytes=device.gpu.info.total_bytes,
+            used_bytes=None if observer is None else observer.used_bytes(),
+            overhead_bytes=None if observer is None else observer.overhead_bytes,
         )
 
     def _services(self) -> tuple[ServiceView, ...]:

@@ -33,6 +33,18 @@ class Wait(Struct, frozen=True, kw_only=True, rename={"awaited": "for", "source"
     deadline_s: float
 
 
+class Gpu(Struct, frozen=True, kw_only=True):
+    """The run's GPU."""
+
+    name: str
+    sharing_asked: str
+    sharing_used: str
+    why: str
+    total_bytes: int
+    used_bytes: int | None
+    overhead_bytes: int | None
+
+
 class Status(Struct, frozen=True, kw_only=True):
     """Where the run stands (GET /status)."""
 
@@ -46,6 +58,7 @@ class Status(Struct, frozen=True, kw_only=True):
     stopping: str | None
     started_wall_s: float
     waiting: tuple[Wait, ...]
+    gpu: Gpu | None = None
 
 
 class Device(Struct, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ from typing import TextIO
 import msgspec
 from msgspec import Struct
 
-from rollplex.cli.api import Api, Device, Ledger, Service, Status, Wait, connect
+from rollplex.cli.api import Api, Device, Gpu, Ledger, Service, Status, Wait, connect
 from rollplex.cli.interrupts import Interrupted, interruptible
 from rollplex.cli.summary import State, Summary, summarize
 from rollplex.errors import StateError, WaitError
@@ -188,6 +188,8 @@ def _live(summary: Summary, live: Live) -> Iterator[tuple[str, str]]:
     yield "checkpoint", summary.checkpoint or "none yet"
     for wait in status.waiting:
         yield "waiting", _wait(wait)
+    if status.gpu is not None:
+        yield "gpu", _gpu(status.gpu)
     for device in live.ledger.devices:
         yield "memory", _device(device)
     for request in live.ledger.waiting:
@@ -225,6 +227,15 @@ def _wait(wait: Wait) -> str:
         f"for {wait.source}: {wait.awaited}, since {since} ({duration(wait.age_s)}); "
         f"an error after {duration(wait.deadline_s)} without progress"
     )
+
+
+def _gpu(gpu: Gpu) -> str:
+    shared = f"shared by {gpu.sharing_used}"
+    if gpu.sharing_used != gpu.sharing_asked:
+        shared += f" instead of {gpu.sharing_asked}" + (f" ({gpu.why})" if gpu.why else "")
+    used = "" if gpu.used_bytes is None else f", {size(gpu.used_bytes)} of {size(gpu.total_bytes)} used by this run"
+    beside = "" if gpu.overhead_bytes is None else f", {size(gpu.overhead_bytes)} of it beside leases"
+    return f"{gpu.name}, {shared}{used}{beside}"
 
 
 def _device(device: Device) -> str:

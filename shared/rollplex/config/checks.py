@@ -26,6 +26,7 @@ def check(config: Config) -> None:
     _check_pixels(config)
     _check_tokens(config)
     _check_engine(config)
+    _check_device(config)
     _check_rewards(config)
     _check_optimizer(config)
     _check_batching(config)
@@ -101,6 +102,33 @@ def _check_engine(config: Config) -> None:
             got=f"rollout.engine: {rollout.engine}",
             do="Set rollout.engine to sglang, or take rollout.sglang.own_weights out.",
             where="rollout.sglang.own_weights",
+        )
+
+
+def _check_device(config: Config) -> None:
+    on_gpu, dtype = config.device.kind == "cuda", config.model.dtype
+    if on_gpu and dtype == "float64":
+        raise ConfigError(
+            "float64 is for tests of the mathematics, on host memory",
+            got="model.dtype: float64 with device.kind: cuda",
+            needed="bfloat16 or float32",
+            do="Set model.dtype to bfloat16, or device.kind to host.",
+            where="model.dtype",
+        )
+    if config.rollout.engine == "sglang" and not on_gpu:
+        raise ConfigError(
+            "SGLang needs a GPU",
+            got=f"rollout.engine: sglang with device.kind: {config.device.kind}",
+            do="Set device.kind to cuda, or rollout.engine to transformers.",
+            where="rollout.engine",
+        )
+    if config.rollout.engine == "sglang" and dtype != "bfloat16":
+        raise ConfigError(
+            "SGLang samples from bfloat16 weights",
+            got=f"rollout.engine: sglang with model.dtype: {dtype}",
+            needed="weights that it can map as they are",
+            do="Set model.dtype to bfloat16, or rollout.engine to transformers.",
+            where="model.dtype",
         )
 
 

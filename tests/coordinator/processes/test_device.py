@@ -129,6 +129,22 @@ def test_without_a_daemon_the_workers_take_turns_and_the_log_says_why(
     device.close()
 
 
+@pytest.mark.parametrize(("sharing", "told"), [("turns", 1), ("mps", 0)])
+def test_shares_of_the_gpu_that_turns_cannot_keep_are_told(
+    model_folder: Path,
+    tmp_path: Path,
+    variables: dict[str, str],
+    caplog: pytest.LogCaptureFixture,
+    sharing: str,
+    told: int,
+) -> None:
+    config = make_config(model_folder, device={"kind": "cuda", "sharing": sharing, "prefix_share": 0.5})
+    device = opened(config, tmp_path, FakeNvml())
+    device.start(variables, external_workers=False)
+    assert caplog.text.count("do nothing where workers take turns") == told
+    device.close()
+
+
 def test_turns_that_are_asked_for_and_workers_of_somebody_else_s_get_no_daemon(
     cuda: Callable[..., Config], tmp_path: Path, variables: dict[str, str]
 ) -> None:

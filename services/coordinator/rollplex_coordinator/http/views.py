@@ -73,6 +73,24 @@ class WaitView(View):
     """The wait is an error at this age, unless the peer makes progress."""
 
 
+class GpuView(View):
+    """The run's GPU."""
+
+    name: str
+    """Its number, name and driver."""
+    sharing_asked: str
+    """mps or turns, as configured."""
+    sharing_used: str
+    """turns, although mps was asked: the MPS daemon could not be had."""
+    why: str = ""
+    """Of a use that is not what was asked."""
+    total_bytes: int
+    used_bytes: int | None = None
+    """By this run, as the driver says."""
+    overhead_bytes: int | None = None
+    """What no lease covers, measured when everything was loaded."""
+
+
 class StatusView(View):
     """Where the run stands."""
 
@@ -92,6 +110,8 @@ class StatusView(View):
     """When this coordinator started, as seconds since 1970."""
     waiting: tuple[WaitView, ...] = ()
     """Oldest first."""
+    gpu: GpuView | None = None
+    """None on host memory."""
 
 
 class IterationView(View):

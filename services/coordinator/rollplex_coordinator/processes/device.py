@@ -45,6 +45,7 @@ class GpuDevice:
         self.sharing = Sharing(asked=config.device.sharing, used=TURNS)
         self._run_dir = run_dir
         self._deterministic = config.run.deterministic
+        self._shares = min(config.device.prefix_share, config.device.decode_share) < 1.0
         others = check_alone(gpu, (), budget_is_set=config.memory.budget is not None)
         if others:
             log.warning("%s is used by others too: %s", gpu.info, described(others))
@@ -83,6 +84,8 @@ class GpuDevice:
         self.sharing = Sharing(asked=asked, used=used, why=why)
         if used != asked:
             log.warning("the workers take turns on the GPU, although device.sharing is %s: %s", asked, why)
+        if used == TURNS and self._shares:
+            log.warning("device.prefix_share and decode_share do nothing where workers take turns on the whole GPU")
         return self.sharing
 
     def free(self, pid: int) -> None:

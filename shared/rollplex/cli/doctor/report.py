@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from rollplex.cli.doctor import folder, libraries, outside, system
+from rollplex.cli.doctor import folder, gpu, libraries, outside, system
 from rollplex.cli.doctor.finding import Finding, Verdict
 from rollplex.config.environment import Environment
 
@@ -24,6 +24,7 @@ def _all(environment: Environment) -> Iterator[Finding]:
     yield from libraries.check()
     yield from system.check(environment.shown)
     yield from folder.check(environment.runs_dir)
+    yield from gpu.check()
     yield from outside.check()
 
 
