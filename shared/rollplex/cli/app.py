@@ -25,6 +25,7 @@ from rollplex.cli.commands.start import start
 from rollplex.cli.commands.status import status
 from rollplex.cli.commands.stop import stop
 from rollplex.cli.commands.trace import trace
+from rollplex.cli.commands.tune import tune
 from rollplex.cli.commands.up import up
 from rollplex.cli.commands.verify import verify
 from rollplex.errors import ConfigError, RollplexError
@@ -47,6 +48,7 @@ for command in (demo, up, status, start, stop, down, logs, runs, doctor, trace, 
 app.add_typer(config)
 app.add_typer(checkpoint)
 app.add_typer(bench)
+app.add_typer(tune)
 app.add_typer(data)
 app.add_typer(rewards)
 
