@@ -15,7 +15,7 @@ BLOCKS_EACH = 32
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _note(out: Tensor) -> None:
+def _note(out):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - Triton looks names of annotations up
     lane = tl.arange(0, 32)
     here = tl.inline_asm_elementwise(
         "nanosleep.u32 20000; mov.u32 $0, %smid;", "=r,r", [lane], dtype=tl.int32, is_pure=False, pack=1
