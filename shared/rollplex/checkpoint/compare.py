@@ -25,6 +25,8 @@ HARMLESS = (
     "run.keep_gradients",
     "run.sample_every",
     "run.sample_groups",
+    "device.gpu",
+    "device.sharing",
     "memory",
     "deadlines",
     "http",

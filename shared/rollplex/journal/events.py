@@ -126,8 +126,9 @@ class ServiceStarted(Struct, frozen=True, kw_only=True, tag=True):
 # A part of what lies between the coordinator's start and the first iteration is over. Stages may overlap.
 class StageDone(Struct, frozen=True, kw_only=True, tag=True):
     name: Name
-    """import (from the start of the process), processes, <role> process (from its start to its handshake), control API,
-    data check, memory plan, load model, load <role> (from the order to its answer), import rewards."""
+    """import (from the start of the process), device (until its workers can share it), processes, <role> process (from
+    its start to its handshake), control API, data check, memory plan, load model, load <role> (from the order to its
+    answer), import rewards."""
     start_s: float
     end_s: float
 

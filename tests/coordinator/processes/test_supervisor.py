@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 
 from rollplex.protocol.common import Device, Role
 from rollplex_coordinator.processes.environment import GpuAccess
-from rollplex_coordinator.processes.supervisor import MODULES, Child, Supervisor
+from rollplex_coordinator.processes.supervisor import MODULES, Child, Supervisor, session_of
 
 DEADLINE_S = 20.0
 TELL = """
@@ -169,6 +170,28 @@ def test_a_child_s_environment_says_which_gpu_it_sees(make: Make) -> None:
         child = supervisor.start(role, Device())
         assert ended(child)
         assert child.log_path.read_text().strip() == seen
+
+
+def test_what_a_worker_started_is_freed_from_the_gpu_and_ends_with_it_even_if_it_ended_before(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollplex_coordinator.processes.supervisor.TERM_S", 0.1)
+    starts = "import subprocess, sys; print(subprocess.Popen(['sleep', '600']).pid, flush=True); "
+    stays = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + starts + "time.sleep(600)"
+    supervisor = make({Role.ROLLOUT: stays, Role.PREFIX: starts})
+    freed: list[int] = []
+    supervisor.free_gpu = freed.append
+    children = [supervisor.start(role, Device()) for role in (Role.ROLLOUT, Role.PREFIX)]
+    started = []
+    for child in children:
+        while not child.log_path.read_text().strip():
+            time.sleep(0.01)
+        started.append(int(child.log_path.read_text()))
+    assert ended(children[1])
+    assert [session_of(child.pid) for child in children] == [[started[0]], [started[1]]]
+    assert supervisor.stop() == [Role.ROLLOUT]
+    assert freed == [children[0].pid, started[0]]
+    assert [session_of(child.pid) for child in children] == [[], []]
 
 
 def test_a_process_is_known_by_the_child_that_started_it(make: Make) -> None:

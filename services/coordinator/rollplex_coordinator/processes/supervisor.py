@@ -8,7 +8,8 @@ How a child that stays is ended. On host memory: SIGKILL. Where it shares a GPU,
 
     SIGTERM ─(TERM_S)─► `free_gpu` (MPS: terminate_client) ─(TERM_S)─► SIGKILL
 
-since to kill a client in the middle of a kernel is undefined under MPS: the others could be lost with it.
+since to kill a client in the middle of a kernel is undefined under MPS: the others could be lost with it. A worker may
+have processes of its own (SGLang's scheduler is the one that uses the GPU): they are in its session, and end with it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from msgspec import Struct
@@ -28,6 +30,8 @@ from rollplex.protocol.common import Device, Role
 from rollplex_coordinator.processes.environment import WORKERS, GpuAccess, environment_of
 
 TERM_S = 2.0
+SESSION_S = 2.0
+_PAUSE_S = 0.01
 
 MODULES: Mapping[Role, str] = {
     Role.ROLLOUT: "rollplex_rollout",
@@ -130,6 +134,8 @@ class Supervisor:
         child = self._children.pop(role, None)
         if child is not None:
             child.process.kill()
+            if role in WORKERS:
+                _end_session(child.pid)
             child.process.wait(timeout=10)
             os.close(child.pidfd)
 
@@ -154,8 +160,31 @@ class Supervisor:
         running = _still_running(running, TERM_S)
         for child in running:
             assert self.free_gpu is not None, "it was there a moment ago"
-            self.free_gpu(child.pid)
+            for pid in (child.pid, *session_of(child.pid)):
+                self.free_gpu(pid)
         _still_running(running, TERM_S)
+
+
+def session_of(leader: int) -> list[int]:
+    """Pids of the other living processes in a session: what its leader started and did not end."""
+    found = []
+    for place in Path("/proc").iterdir():
+        if place.name.isdigit() and int(place.name) != leader:
+            with suppress(OSError, IndexError):
+                state, _, _, session = (place / "stat").read_text(errors="replace").rpartition(")")[2].split()[:4]
+                if int(session) == leader and state != "Z":
+                    found.append(int(place.name))
+    return sorted(found)
+
+
+def _end_session(leader: int) -> None:
+    """Kill the rest of a session and wait until it is gone: the daemon that it uses the GPU through is stopped next."""
+    end = time.monotonic() + SESSION_S
+    while (members := session_of(leader)) and time.monotonic() < end:
+        for pid in members:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(_PAUSE_S)
 
 
 def _still_running(children: Sequence[Child], deadline_s: float) -> list[Child]:
