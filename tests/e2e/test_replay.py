@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from rollplex.bench.gap import read_gaps
 from rollplex.journal.events import GroupFinished, UpdateCommitted
 from support.nodes import Project, Start
 
@@ -30,6 +33,11 @@ def test_a_replay_makes_the_same_updates_bit_for_bit_without_sampling(start: Sta
     assert lengths[0] == lengths[1]
     assert [row.get("replayed") for row in replayed.metrics] == [1.0] * ITERATIONS
     assert not (replayed.run_dir / "checkpoints").exists()
+    gaps = read_gaps(recorded.run_dir)
+    assert [gap.number for gap in gaps.steps] == list(range(ITERATIONS))
+    for gap, row in zip(gaps.steps, recorded.metrics, strict=True):
+        assert gap.mean == pytest.approx(row["sampling/sampling_logp_difference/mean"], abs=1e-7)
+        assert gap.largest == pytest.approx(row["sampling/sampling_logp_difference/max"], abs=1e-7)
 
 
 def test_a_replay_of_fewer_steps_than_are_wanted_ends_by_naming_the_missing_one(start: Start, project: Project) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 
 import msgspec
 
+from rollplex.bench import gap, hbm
+from rollplex.bench.gap import read_gaps, tables
 from rollplex.bench.gradients import Comparison, compare_gradients, table_of
 from rollplex.bench.lengths import parse_lengths
 from rollplex.bench.nodes import Job, Node, StoppedError, run_node, run_row
@@ -126,6 +128,36 @@ def bench_gradients(
     for line in plain(table_of(compared)):
         say(line)
     return EXIT_FAILED if compared.exceeded else 0
+
+
+def bench_gap(run_dir: Path) -> int:
+    """Print the gaps of a run; 0, or 1 if a row's mean is too large. Raises DataError as `read_gaps`."""
+    gaps = read_gaps(run_dir)
+    for found in tables(gaps):
+        for line in plain(found):
+            say(line)
+        say("")
+    say(
+        f"greatest mean of a row: {gaps.worst:.5f} (limit {gap.LIMIT}); the mean changes by {gaps.slope:+.2e} an "
+        f"iteration over {len(gaps.steps)}"
+    )
+    return 0 if gaps.within else EXIT_FAILED
+
+
+def bench_hbm(run_dir: Path, *, warmup: int) -> int:
+    """Print what a GPU held against the books; 0, or 1 if they are too far apart or a peak has grown.
+
+    Raises:
+        RollplexError: as `read_hbm`.
+    """
+    found = hbm.read_hbm(run_dir, warmup=warmup)
+    for line in plain(hbm.table(found)):
+        say(line)
+    limit = hbm.LIMIT * found.total_bytes / 2**30
+    told = "every phase is explained, and none has grown" if found.within else "a phase is not explained, or has grown"
+    overhead = found.overhead_bytes / 2**30
+    say(f"{found.gpu}: overhead {overhead:.2f} GiB; {hbm.LIMIT:.0%} of the device are {limit:.2f} GiB: {told}")
+    return 0 if found.within else EXIT_FAILED
 
 
 def bench_workload(folder: Path, *, response: str, device: str, **given: Any) -> None:

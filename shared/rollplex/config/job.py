@@ -40,8 +40,8 @@ class RunSection(Section):
     """Groups of each iteration, from the first on, whose responses are written to completions.jsonl. 0: none.
     Evaluations write all of theirs."""
     log_tokens: bool = False
-    """True: the responses of training in completions.jsonl have their token ids and log-probabilities too, so that they
-    can be replayed (rollout.engine)."""
+    """True: the responses of training in completions.jsonl have their token ids and log-probabilities too, those of the
+    rollout and of the trainer, so that they can be replayed (rollout.engine) and compared (`rollplex bench gap`)."""
     sample_every: Annotated[int, Field(ge=0)] = 50
     """Iterations between tables of samples (pictures, prompts, responses, rewards, advantages) in the run directory
     and in TensorBoard, the first iteration has one. 0: none."""

@@ -10,7 +10,7 @@ import pytest
 
 from rollplex.protocol.common import Logprobs, Responses
 from rollplex.protocol.reward import GroupRewarded
-from rollplex_coordinator.records.completions import completions_of, lines
+from rollplex_coordinator.records.completions import Spoken, completions_of, lines
 from support.files import completion
 from support.workers import doubles
 
@@ -49,11 +49,16 @@ def test_tokens_are_written_down_bit_for_bit_if_they_are_to_be_replayed() -> Non
     tokens = Responses(group=2, lengths=(2, 1), tokens=struct.pack("<3i", 7, 151_935, 3))
     found = completions_of(
         message, source="train", version=0, row=1, group=2, lengths=(2, 1), stopped=(True, False), names=("right",),
-        spoken=(tokens, Logprobs(group=2, values=doubles(*values))),
+        spoken=Spoken(
+            tokens=tokens,
+            rollout=Logprobs(group=2, values=doubles(*values)),
+            trainer=Logprobs(group=2, values=doubles(-0.5, -0.25, -4.0)),
+        ),
     )  # fmt: skip
     first, second = read(lines(found))
     assert (first["ids"], second["ids"]) == ([7, 151_935], [3])
     assert (*first["logprobs"], *second["logprobs"]) == values
+    assert (first["trainer_logprobs"], second["trainer_logprobs"]) == ([-0.5, -0.25], [-4.0])
 
 
 @pytest.mark.parametrize(

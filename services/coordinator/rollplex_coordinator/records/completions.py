@@ -27,7 +27,8 @@ class Completion(Struct, frozen=True, kw_only=True):
     source: "train" or the evaluation's name. step, version: as in metrics.jsonl and eval.jsonl. group: its place within
     the step or the evaluation. reward, rewards: NaN where nothing was given; null in the file. advantage: what was
     learned by; NaN in an evaluation and where there is no reward. stopped: it ended by itself, not by its length. ids,
-    logprobs: of each token, as the rollout gave them; only if the configuration asks for them.
+    logprobs: of each token, as the rollout gave them; trainer_logprobs: as the trainer has them. Only if the
+    configuration asks for them.
     """
 
     source: str
@@ -44,6 +45,15 @@ class Completion(Struct, frozen=True, kw_only=True):
     stopped: bool
     ids: tuple[int, ...] | UnsetType = UNSET
     logprobs: tuple[float, ...] | UnsetType = UNSET
+    trainer_logprobs: tuple[float, ...] | UnsetType = UNSET
+
+
+class Spoken(Struct, frozen=True, kw_only=True):
+    """A group's tokens, and what rollout and trainer say of them."""
+
+    tokens: Responses
+    rollout: Logprobs
+    trainer: Logprobs
 
 
 def completions_of(
@@ -57,7 +67,7 @@ def completions_of(
     stopped: Sequence[bool],
     names: Sequence[str],
     advantages: Sequence[float] = (),
-    spoken: tuple[Responses, Logprobs] | None = None,
+    spoken: Spoken | None = None,
 ) -> list[Completion]:
     """The responses of one rewarded group, in order.
 
@@ -67,7 +77,7 @@ def completions_of(
         advantages: per response; none in an evaluation.
         spoken: the group's tokens, if they are to be kept.
     """
-    tokens, logprobs = _tokens(spoken, lengths)
+    tokens: list[dict[str, Any]] = [{}] * len(lengths) if spoken is None else _tokens(spoken, lengths)
     rewards = _doubles(message.rewards)
     by_function = [_doubles(blob) for blob in message.by_function]
     return [
@@ -84,8 +94,7 @@ def completions_of(
             advantage=advantages[sample] if advantages else math.nan,
             tokens=lengths[sample],
             stopped=stopped[sample],
-            ids=tokens[sample] if spoken else UNSET,
-            logprobs=logprobs[sample] if spoken else UNSET,
+            **tokens[sample],
         )
         for sample, text in enumerate(message.texts)
     ]
@@ -100,18 +109,13 @@ def lines(completions: Iterable[Completion]) -> bytes:
     return text
 
 
-def _tokens(
-    spoken: tuple[Responses, Logprobs] | None, lengths: Sequence[int]
-) -> tuple[list[tuple[int, ...]], list[tuple[float, ...]]]:
-    """Ids and log-probabilities of each response; none without a group."""
-    if spoken is None:
-        return [], []
-    responses, given = spoken
+def _tokens(spoken: Spoken, lengths: Sequence[int]) -> list[dict[str, Any]]:
+    """ids, logprobs and trainer_logprobs of each response."""
     ends = list(itertools.accumulate(lengths))
     parts = [slice(end - length, end) for end, length in zip(ends, lengths, strict=True)]
-    ids = struct.unpack(f"<{len(responses.tokens) // 4}i", responses.tokens)
-    values = _doubles(given.values)
-    return [ids[part] for part in parts], [values[part] for part in parts]
+    ids = struct.unpack(f"<{len(spoken.tokens.tokens) // 4}i", spoken.tokens.tokens)
+    rollout, trainer = _doubles(spoken.rollout.values), _doubles(spoken.trainer.values)
+    return [{"ids": ids[part], "logprobs": rollout[part], "trainer_logprobs": trainer[part]} for part in parts]
 
 
 def _encode(completion: Completion) -> bytes:

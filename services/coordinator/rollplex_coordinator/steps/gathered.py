@@ -17,6 +17,7 @@ from rollplex.protocol.trainer import Algorithm
 class Gathered:
     """Grows while the step runs; nothing is ever replaced.
 
+    trainer_logprobs: only if tokens are written down.
     rewards: float64 [G] per group, all NaN for a group that is skipped. by_function: the same per reward function.
     parts: what functions report beside their rewards.
     rewarded: of groups whose texts are written down. stopped: per sample whether it ended by a stop id. prefix_spans,
@@ -26,6 +27,7 @@ class Gathered:
     responses: dict[int, Responses] = field(default_factory=dict)
     rollout_logprobs: dict[int, Logprobs] = field(default_factory=dict)
     reference_logprobs: dict[int, Logprobs] = field(default_factory=dict)
+    trainer_logprobs: dict[int, Logprobs] = field(default_factory=dict)
     rewards: dict[int, bytes] = field(default_factory=dict)
     by_function: dict[int, tuple[bytes, ...]] = field(default_factory=dict)
     parts: dict[int, tuple[RewardPart, ...]] = field(default_factory=dict)

@@ -19,7 +19,7 @@ from rollplex_coordinator.decisions.plan import plan_step
 from rollplex_coordinator.decisions.reported import finite, part_means
 from rollplex_coordinator.decisions.schedule import Mode, Schedule
 from rollplex_coordinator.decisions.spread import mean_std
-from rollplex_coordinator.records.completions import Completion, completions_of
+from rollplex_coordinator.records.completions import Completion, Spoken, completions_of
 from rollplex_coordinator.records.sample_table import table_of
 from rollplex_coordinator.steps.context import Context
 from rollplex_coordinator.steps.feed import StepInputs
@@ -142,11 +142,17 @@ class Iteration:
                 stopped=gathered.stopped[group],
                 names=names,
                 advantages=gathered.advantages(group, algorithm),
-                spoken=(gathered.responses[group], gathered.rollout_logprobs[group])
-                if self._c.config.run.log_tokens
-                else None,
+                spoken=_spoken(gathered, group) if self._c.config.run.log_tokens else None,
             )
         ]
+
+
+def _spoken(gathered: Gathered, group: int) -> Spoken:
+    return Spoken(
+        tokens=gathered.responses[group],
+        rollout=gathered.rollout_logprobs[group],
+        trainer=gathered.trainer_logprobs[group],
+    )
 
 
 def _reward_metrics(c: Context, gathered: Gathered) -> dict[str, float]:

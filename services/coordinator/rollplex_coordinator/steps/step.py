@@ -61,7 +61,8 @@ class TrainStep:
         self._rows = inputs.rows
         self._step = context.record.step or 0
         self._g = Gathered()
-        self._orders = Orders(context, plan, inputs, self._g)
+        log_tokens = context.config.run.log_tokens
+        self._orders = Orders(context, plan, inputs, self._g, return_logprobs=log_tokens)
         self._todo: deque[Instruction] = deque()
         self._doing = False
 
@@ -205,6 +206,8 @@ class TrainStep:
         self._do(self._schedule.scored(message.suffix_unit))
 
     def _on_trained(self, peer: Peer, message: SuffixTrained) -> None:
+        for item in message.logprobs:
+            self._g.trainer_logprobs[item.group] = item
         groups = self._plan.suffix[message.suffix_unit].groups
         self._unit(peer, UnitKind.SUFFIX, message.suffix_unit, groups, message)
         self._c.memory.measured(message.held)

@@ -1,4 +1,4 @@
-"""`rollplex bench`: schedules, workload, gradients, memory."""
+"""`rollplex bench`: schedules, workload, gradients, gap, hbm, memory."""
 
 from __future__ import annotations
 
@@ -153,6 +153,37 @@ def gradients(
         command=shlex.join(["rollplex", *sys.argv[1:]]),
     )
     raise typer.Exit(code)
+
+
+RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Of a run that has ended, or goes on.")]
+
+
+@bench.command()
+def gap(run_dir: RunDir) -> None:
+    """Compare log-probabilities.
+
+    Those of rollout and trainer, by row and by iteration, of a run with run.log_tokens. Exit code 1 if a row's mean gap
+    is too large.
+    """
+    from rollplex.cli.bench import bench_gap  # noqa: PLC0415 - help stays quick
+
+    raise typer.Exit(bench_gap(run_dir))
+
+
+@bench.command()
+def hbm(
+    run_dir: RunDir,
+    *,
+    warmup: Annotated[int, typer.Option(min=0, metavar="N", help="So many first iterations do not count.")] = 1,
+) -> None:
+    """Compare a GPU's memory with the books.
+
+    Peaks of every phase against leases and overhead, over the iterations of a run. Exit code 1 if they are too far
+    apart, or a peak has grown.
+    """
+    from rollplex.cli.bench import bench_hbm  # noqa: PLC0415 - help stays quick
+
+    raise typer.Exit(bench_hbm(run_dir, warmup=warmup))
 
 
 @bench.command()
