@@ -18,7 +18,7 @@ from rollplex.memory.header import HeaderPage
 from rollplex.memory.tensors import KvViews, hf_views, kv_views, views
 from rollplex.model.weights import fill
 from rollplex.protocol.codec import CHANNELS
-from rollplex.protocol.common import Kind, LeaseRef, ModelSpec, Responses, Role, SegmentRef
+from rollplex.protocol.common import Kind, LeaseRef, Memory, ModelSpec, Responses, Role, SegmentRef
 from rollplex.protocol.prefix import LoadPrefix, PrefixBackward, PrefixForward, PrefixReady, ScoreSuffix, Which
 from rollplex_prefix.service import PrefixService
 from support.inputs import write_inputs
@@ -38,6 +38,7 @@ class World:
         folder, reference: model folders of one architecture.
         prompts: groups 0, 1, ... of every step.
         dtype, freeze_vision, with_reference: of the configuration.
+        memory: where it computes.
     """
 
     def __init__(
@@ -49,12 +50,13 @@ class World:
         dtype: str = "float32",
         freeze_vision: bool = False,
         with_reference: bool = True,
+        memory: Memory = Memory.HOST,
     ) -> None:
         self.folder, self.reference_folder = folder, reference
         self.prompts, self.dtype, self.freeze_vision = prompts, dtype, freeze_vision
         self.shape = read_shape(folder)
         self.table = parameter_table(self.shape, dtype=dtype, freeze_vision=freeze_vision)
-        self.segments = HostSegments()
+        self.segments = HostSegments(memory)
         create = self.segments.create
         actor = create(Kind.ACTOR_WEIGHTS, self.table.total_bytes)
         pages = self.segments.map_again(actor)
@@ -80,6 +82,7 @@ class World:
                 freeze_vision=freeze_vision,
                 table_hash=self.table.hash,
                 never_sampled=NEVER_SAMPLED,
+                device=memory,
             ),
             actor=actor,
             reference=other,

@@ -37,6 +37,21 @@ VISION: dict[str, Any] = {
     "fullatt_block_indexes": [0],
     "window_size": 56,
 }
+WIDE: dict[str, Any] = {
+    "hidden_size": 256,
+    "intermediate_size": 320,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [8, 12, 12]},
+}
+WIDE_VISION: dict[str, Any] = {
+    "depth": 2,
+    "hidden_size": 128,
+    "intermediate_size": 200,
+    "out_hidden_size": 256,
+    "fullatt_block_indexes": [1],
+}
+"""Heads of 64, and an MLP that is stored padded: what a GPU's kernels are made for."""
 OLDER_VISION: dict[str, Any] = {"depth": 2, "embed_dim": 16, "hidden_size": 16, "num_heads": 2, "mlp_ratio": 2}
 """Of a Qwen2-VL."""
 IMAGE, VIDEO = 64, 65
@@ -81,17 +96,18 @@ class Prompt:
         return {"pixel_values_videos": self.pixels, "video_grid_thw": self.grids, "second_per_grid_ts": ticks}
 
 
-def write_model(folder: Path, *, seed: int = 3, tied: bool = True, older: bool = False) -> None:
-    """Both towers, random weights far enough from 0 that every parameter matters. older: a Qwen2-VL."""
+def write_model(folder: Path, *, seed: int = 3, tied: bool = True, older: bool = False, wide: bool = False) -> None:
+    """Both towers, random weights far enough from 0 that every parameter matters. older: Qwen2-VL. wide: for a GPU."""
     make: Any = Qwen2VLConfig if older else Qwen2_5_VLConfig
-    vision = OLDER_VISION if older else VISION
-    config = make(text_config=TEXT, vision_config=vision, tie_word_embeddings=tied, **SPECIAL)
+    vision = OLDER_VISION if older else VISION | (WIDE_VISION if wide else {})
+    text = TEXT | (WIDE if wide else {})
+    config = make(text_config=text, vision_config=vision, tie_word_embeddings=tied, **SPECIAL)
     torch.manual_seed(seed)
     model = _stock(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             scale = ("norm" in name or "ln_q" in name) and not name.endswith("bias")
-            parameter.normal_(1.0 if scale else 0.0, 0.15)
+            parameter.normal_(1.0 if scale else 0.0, 0.05 if wide else 0.15)
     model.save_pretrained(folder)
 
 

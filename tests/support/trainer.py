@@ -25,6 +25,7 @@ from rollplex.protocol.common import (
     Kind,
     LeaseRef,
     Logprobs,
+    Memory,
     ModelSpec,
     Responses,
     SegmentRef,
@@ -121,6 +122,7 @@ class World:
                 freeze_vision=freeze,
                 table_hash=self.table.hash,
                 never_sampled=NEVER_SAMPLED,
+                device=changes.get("memory", Memory.HOST),
             ),
             actor=segments.create(Kind.ACTOR_WEIGHTS, self.table.total_bytes),
             reference=segments.create(Kind.REFERENCE_WEIGHTS, reference_table(self.table).total_bytes),
@@ -167,7 +169,8 @@ class World:
             return source
 
         width = self.shape.row_width
-        single = [prompt_batch(batch_of(p), [p.slot], width, copies) for p in self.prompts]
+        device = self.gradients[next(iter(self.gradients))].device
+        single = [prompt_batch(batch_of(p), [p.slot], width, copies, device=device) for p in self.prompts]
         longest = max(batch.tokens for batch in single)
         pad = torch.nn.functional.pad
         pixels = [batch.pixel_rows for batch in single if batch.pixel_rows is not None]
