@@ -23,6 +23,7 @@ from rollplex.protocol.common import Memory
 from rollplex_rollout.sglang import wire
 from rollplex_rollout.sglang.aliasing import alias, copy, named, never_sample
 from rollplex_rollout.sglang.serving import Taken, WeightsServer, take
+from rollplex_rollout.sglang.shares import limit_decoding
 
 
 class MappedLoader(BaseModelLoader):  # type: ignore[misc]
@@ -40,6 +41,8 @@ class MappedLoader(BaseModelLoader):  # type: ignore[misc]
         taken = take(Path(os.environ[wire.SOCKET_VARIABLE]))
         try:
             limit_allocator(taken.offer)
+            if taken.offer.memory is Memory.CUDA:
+                limit_decoding(taken.offer.decode_share, taken.offer.run_dir)
             model, offsets = self._build(taken, model_config, torch.device(device_config.device))
         except RollplexError as error:
             taken.refuse(error)

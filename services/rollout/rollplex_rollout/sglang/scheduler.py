@@ -3,8 +3,8 @@
 Owns: the entry function of that process, and what is added to its Scheduler for the rollout process to call between
 two steps of its event loop (`Engine.collective_rpc`, which returns no values: what went wrong comes back as text).
 
-Runs before the model is there: `run_scheduler`. A share of the GPU's multiprocessors (`Offer.decode_share`) would be
-set up where the loader has the offer and SGLang has no stream yet: `loader.MappedLoader.load_model`.
+Runs before the model is there: `run_scheduler`. A share of the GPU's multiprocessors (`shares`) is set up where the
+loader has the offer and nothing is captured yet: `loader.MappedLoader.load_model`.
 """
 
 from __future__ import annotations

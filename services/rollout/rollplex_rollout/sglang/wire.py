@@ -48,7 +48,9 @@ class Offer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=T
     allocator_bytes: Count = 0
     """What torch may take of the device for itself, pool included; 0: no limit."""
     decode_share: float = 1.0
-    """Share of the device's multiprocessors that decoding keeps to."""
+    """Share of the device's multiprocessors that decoding keeps to beside prefix work."""
+    run_dir: str = ""
+    """Of the run, where it is said whether there is prefix work; "": there is no run."""
     own_weights: bool = False
     """The parameters are copies of the segment's; `Copy` renews them."""
 
