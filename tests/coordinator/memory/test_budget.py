@@ -14,9 +14,18 @@ from hypothesis import strategies as st
 from rollplex.errors import BudgetError
 from rollplex.journal.events import IterationDone, LeaseGranted
 from rollplex.journal.phases import Phase
-from rollplex.protocol.common import Kind, Role
+from rollplex.memory.placement import taken_bytes
+from rollplex.memory.predict import pool_kv_bytes
+from rollplex.protocol.common import Kind, Memory, Role
 from rollplex_coordinator.memory.budget import plan_memory, planned_blocks
-from rollplex_coordinator.memory.sizes import PREFIX_BACKWARD, ROLLOUT_KV, SCORE_WORKSPACE, TRAIN_WORKSPACE, Sizes
+from rollplex_coordinator.memory.sizes import (
+    OWN_WEIGHTS,
+    PREFIX_BACKWARD,
+    ROLLOUT_KV,
+    SCORE_WORKSPACE,
+    TRAIN_WORKSPACE,
+    Sizes,
+)
 from rollplex_coordinator.steps.iteration import Iteration
 from support.core import AMPLE, DEVICE, Core, check_data, make_config, minimum_bytes
 
@@ -48,6 +57,23 @@ def test_what_a_configuration_does_without_is_not_planned_for(model_folder: Path
     assert "reference" not in str(caught.value)
     assert SCORE_WORKSPACE not in reserved(model_folder, algorithm={"beta": 0.0})
     assert minimum_bytes(model_folder, {"algorithm": {"beta": 0.0}}) < minimum_bytes(model_folder, {})
+
+
+def test_engines_are_planned_with_what_they_keep(model_folder: Path) -> None:
+    def planned(**rollout: Any) -> tuple[Sizes, dict[tuple[str, str], int]]:
+        sections: dict[str, Any] = {"device": {"kind": "cuda"}, "model": {"dtype": "bfloat16"}, "rollout": rollout}
+        config = make_config(model_folder, **sections)
+        data = check_data(config)
+        sizes = Sizes(config, longest_prompt=data.sources[0].max_prompt_tokens)
+        return sizes, {(b.owner, b.purpose): b.size_bytes for b in planned_blocks(config, sizes, data, DEVICE)}
+
+    sizes, sglang = planned(engine="sglang", sglang={"kv_tokens": 500})
+    assert sglang[Role.ROLLOUT, ROLLOUT_KV] == pool_kv_bytes(sizes.shape, kv_tokens=500, dtype="bfloat16")
+    assert (Role.ROLLOUT, OWN_WEIGHTS) not in sglang
+    _, own = planned(engine="sglang", sglang={"kv_tokens": 500, "own_weights": True})
+    assert own[Role.ROLLOUT, OWN_WEIGHTS] == taken_bytes(sizes.table.total_bytes, Memory.CUDA)
+    _, replayed = planned(engine="replay", replay="a.jsonl")
+    assert replayed[Role.ROLLOUT, ROLLOUT_KV] == 0
 
 
 def test_private_blocks_are_reserved_for_the_phases_in_which_the_schedule_uses_them(model_folder: Path) -> None:

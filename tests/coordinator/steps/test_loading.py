@@ -117,6 +117,28 @@ def test_all_workers_map_one_copy_of_the_weights_and_the_trainer_sees_both_arena
     assert all(event.start_s == roles[0].start_s <= event.end_s <= whole.end_s for event in roles)
 
 
+def test_weights_of_the_engines_own_are_leased_as_its_private_memory_to_the_end(
+    make_loading: Callable[..., Loading],
+) -> None:
+    loading = make_loading(
+        device={"kind": "cuda"},
+        model={"dtype": "bfloat16"},
+        rollout={"engine": "sglang", "sglang": {"own_weights": True}},
+    )
+    loading.load()
+    rollout = loading.sent(LoadRollout)
+    assert (rollout.engine.name, rollout.engine.own_weights) == ("sglang", True)
+    owners = [
+        event.owner
+        for event in loading.journal.events
+        if isinstance(event, LeaseGranted) and event.kind is Kind.ACTOR_WEIGHTS
+    ]
+    assert owners == [Role.TRAINER, Role.ROLLOUT]
+    size = Sizes(loading.config).table.total_bytes
+    assert loading.memory.leased.private == ((Role.ROLLOUT, size),)
+    assert len(loading.holder.measured()) == 5, "no segment of it"
+
+
 def test_each_worker_is_told_how_much_private_memory_it_may_take(make_loading: Callable[..., Loading]) -> None:
     loading = make_loading()
     loading.load(Caps(rollout=1, prefix=2, trainer=3))

@@ -15,7 +15,14 @@ from rollplex.protocol.common import HOST_INDEX, Device, Kind, Memory, Role
 from rollplex.protocol.inputs import DataChecked
 from rollplex_coordinator.decisions.leases import Reservation
 from rollplex_coordinator.decisions.peaks import PlannedBlock, check_fits
-from rollplex_coordinator.memory.sizes import PREFIX_BACKWARD, ROLLOUT_KV, SCORE_WORKSPACE, TRAIN_WORKSPACE, Sizes
+from rollplex_coordinator.memory.sizes import (
+    OWN_WEIGHTS,
+    PREFIX_BACKWARD,
+    ROLLOUT_KV,
+    SCORE_WORKSPACE,
+    TRAIN_WORKSPACE,
+    Sizes,
+)
 
 ALWAYS = frozenset(WORKING_PHASES)
 SEGMENTS = frozenset(
@@ -130,6 +137,8 @@ def _standing(config: Config, sizes: Sizes, inputs_bytes: int) -> list[tuple[Kin
     return standing
 
 
+    if config.rollout.sglang.own_weights:
+        standing.append((Kind.ACTOR_WEIGHTS, Role.ROLLOUT, OWN_WEIGHTS, sizes.table.total_bytes))
 def _units(config: Config, sizes: Sizes, device: Device, bounds: dict[str, int]) -> list[PlannedBlock]:
     """One entry per prefix unit of a step and model: the blocks that are asked for together."""
     score, train = frozenset({Phase.ROLLOUT, Phase.SCORE}), frozenset({Phase.ROLLOUT, Phase.SCORE, Phase.TRAIN})

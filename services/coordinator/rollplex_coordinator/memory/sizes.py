@@ -36,6 +36,7 @@ from rollplex.memory.predict import (
     packs_suffix,
     pool_kv_bytes,
     prefix_activation_bytes,
+    prefix_layers_bytes,
     rollout_kv_bytes,
     scored_rows,
     suffix_saved_bytes,
@@ -49,6 +50,7 @@ from rollplex.protocol.rollout import Sampling
 from rollplex_coordinator.memory.leasing import Want
 
 ROLLOUT_KV = "rollout K/V"
+OWN_WEIGHTS = "SGLang's own copy"
 SCORE_WORKSPACE = "score workspace"
 TRAIN_WORKSPACE = "train workspace"
 PREFIX_BACKWARD = "prefix backward"

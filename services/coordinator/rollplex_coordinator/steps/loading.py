@@ -10,6 +10,8 @@ from __future__ import annotations
 import logging
 import time
 
+from msgspec.structs import replace
+
 from rollplex.config import wire
 from rollplex.errors import ModelError
 from rollplex.journal.events import ServiceReady
@@ -22,7 +24,7 @@ from rollplex.protocol.rollout import LoadRollout
 from rollplex.protocol.trainer import LoadTrainer, Restore
 from rollplex_coordinator.memory.caps import Caps
 from rollplex_coordinator.memory.leasing import Block, Memory, Want
-from rollplex_coordinator.memory.sizes import Sizes
+from rollplex_coordinator.memory.sizes import OWN_WEIGHTS, Sizes
 from rollplex_coordinator.processes.hub import Peer
 from rollplex_coordinator.processes.node import Node
 
@@ -95,6 +97,9 @@ def load_models(
     prefix_gradients = memory.now(standing(Kind.GRADIENTS, sizes.gradient_bytes, Role.PREFIX, Role.TRAINER))
     state = memory.now(standing(Kind.OPTIMIZER_STATE, sizes.optimizer_bytes, Role.TRAINER, Role.TRAINER))
     shared_reference = _ref(reference)
+    if engine.own_weights:
+        own = standing(Kind.ACTOR_WEIGHTS, sizes.table.total_bytes, Role.ROLLOUT, Role.ROLLOUT)
+        memory.now(replace(own, purpose=OWN_WEIGHTS, segment=False))
 
     def loaded(peer: Peer) -> None:
         node.record.append(ServiceReady(service=str(peer), role=peer.role, incarnation=peer.incarnation))
