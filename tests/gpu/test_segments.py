@@ -201,7 +201,8 @@ def test_a_holder_has_no_context_and_costs_the_bytes_that_it_holds(start: Start,
     )
     assert answer(sock) == b"made"
     assert 2**31 <= gpu.used_bytes() - before < 2**31 + 2 * NOISE  # a daemon's server may start meanwhile: 66 MiB
-    assert process.pid not in {one.pid for one in gpu.processes()}
+    if "CUDA_MPS_PIPE_DIRECTORY" not in os.environ:  # a daemon lists every process that opened the driver
+        assert process.pid not in {one.pid for one in gpu.processes()}
     process.kill()
     process.wait(DEADLINE_S)
     assert settled(gpu, before)

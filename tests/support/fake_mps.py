@@ -45,7 +45,7 @@ except OSError:
     sys.exit(1)
 if command == "get_server_list":
     print("4242")
-if command == "quit" and how not in ("stubborn", "clings"):
+if command.startswith("quit") and how not in ("stubborn", "clings"):
     os.kill(pid, signal.SIGTERM)
 if command.startswith("terminate_client"):
     client = int(command.split()[2])

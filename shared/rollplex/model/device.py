@@ -52,7 +52,7 @@ def limit_private(device: torch.device, cap_bytes: int) -> None:
             needed=f"at most {total_bytes}",
             do="This is an error of Rollplex: the cap is planned from the budget.",
         )
-    torch.cuda.set_per_process_memory_fraction(cap_bytes / total_bytes, device)
+    torch.cuda.set_per_process_memory_fraction(cap_bytes / total_bytes, torch.cuda.current_device())
 
 
 @contextmanager

@@ -101,7 +101,7 @@ def test_the_daemon_is_started_when_it_is_asked_for_and_clients_are_told_where_i
     device.free(77)
     assert fake_mps.calls(tmp_path)[-1] == "terminate_client 4242 77"
     device.close()
-    assert fake_mps.calls(tmp_path)[-1] == "quit"
+    assert fake_mps.calls(tmp_path)[-1] == "quit -t 1"
 
 
 @pytest.mark.parametrize(

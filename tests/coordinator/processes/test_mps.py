@@ -62,13 +62,13 @@ def test_stopping_asks_it_to_quit_and_leaves_no_process_folder_or_link(
 ) -> None:
     mps = Mps(run_dir, UUID, variables)
     mps.stop()
-    assert fake_mps.calls(tmp_path)[-1] == "quit"
+    assert fake_mps.calls(tmp_path)[-1] == "quit -t 1"
     assert gone(mps.pid)
     assert not mps.alive
     assert not mps.folder.exists()
     assert not (run_dir / "mps").is_symlink()
     mps.stop()
-    assert fake_mps.calls(tmp_path).count("quit") == 1
+    assert fake_mps.calls(tmp_path).count("quit -t 1") == 1
 
 
 @pytest.mark.parametrize("how", ["stubborn", "clings"])

@@ -119,7 +119,7 @@ class Mps:
         end = time.monotonic() + deadline_s
         if self.alive:
             try:
-                self._ask("quit", deadline_s)
+                self._ask("quit -t 1", deadline_s)  # plain quit waits for clients, of which this process is one
             except MpsError as error:
                 log.warning("%s", error)
             if not select.select([self.pidfd], [], [], max(0.0, end - time.monotonic()))[0]:
