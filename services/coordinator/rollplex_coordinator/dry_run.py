@@ -39,8 +39,11 @@ def dry_run(node: Node, wanted: int) -> None:
     open_rewards(node)
     budget, host_bytes = budget_bytes(config, node.limit_bytes), host_budget_bytes()
     sizes = Sizes(config, longest_prompt=max(source.max_prompt_tokens for source in data.sources))
-    plan_memory(config, sizes, data, DEVICE, budget, host_bytes=host_bytes)
+    plan_memory(config, sizes, data, DEVICE, budget, host_bytes=host_bytes, free_bytes=node.free_bytes)
     lines = [f"{label:<14} {text}" for label, text in report(config, data, wanted)]
+    if node.device is not None:
+        shared = f"{_mib(node.device.free_bytes)} free; workers share it by {config.device.sharing}"
+        lines.append(f"{'device':<14} {node.device.gpu.info}, {shared}")
     blocks = planned_blocks(config, sizes, data, DEVICE)
     peaks, *beside = plan_peak(blocks)
     whole = less_overhead(budget + config.overhead_bytes, config.overhead_bytes)

@@ -60,7 +60,8 @@ def get_ready(
     budget, host_bytes = budget_bytes(config, node.limit_bytes), host_budget_bytes()
     ledger = Ledger(budgets_by_place(config, DEVICE, budget, host_bytes))
     memory = Memory(ledger, node.holder, node.record, DEVICE, host_place(config, DEVICE))
-    for reservation in plan_memory(config, sizes, data, DEVICE, budget, host_bytes=host_bytes):
+    plan = plan_memory(config, sizes, data, DEVICE, budget, host_bytes=host_bytes, free_bytes=node.free_bytes)
+    for reservation in plan:
         ledger.reserve(reservation)
     node.observe(memory, budget + config.overhead_bytes)
     memory.enter(Phase.LOAD)

@@ -80,6 +80,17 @@ def test_a_refusal_says_what_went_off_the_budget_and_which_budget_is_enough() ->
     check_fits([planned(Kind.WORKSPACE, 5 * mib + 1, ALWAYS)], {DEVICE: 6 * mib}, 1280 * mib)
 
 
+def test_a_refusal_does_not_ask_for_a_budget_that_the_gpu_does_not_have() -> None:
+    mib = 2**20
+    blocks = [planned(Kind.WORKSPACE, 6 * mib, ALWAYS)]
+    with pytest.raises(BudgetError) as caught:
+        check_fits(blocks, {DEVICE: 4 * mib}, 2 * mib, free_bytes=7 * mib)
+    assert caught.value.do.startswith("Use a GPU with more memory (this one has 7 MiB free), or make smaller")
+    with pytest.raises(BudgetError) as caught:
+        check_fits(blocks, {DEVICE: 4 * mib}, 2 * mib, free_bytes=8 * mib)
+    assert caught.value.do.startswith("Raise memory.budget to 8MiB or more")
+
+
 def test_a_device_without_a_budget_has_none() -> None:
     with pytest.raises(BudgetError, match="device 0:1"):
         check_fits((*EXAMPLE, planned(Kind.WORKSPACE, 1, ALWAYS, device=Device(index=1))), {DEVICE: 10_000})

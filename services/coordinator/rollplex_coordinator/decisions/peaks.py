@@ -96,7 +96,7 @@ def plan_peak(blocks: Iterable[PlannedBlock]) -> tuple[DevicePeaks, ...]:
 
 
 def check_fits(
-    blocks: Sequence[PlannedBlock], budgets: Mapping[Device, int], overhead_bytes: int = 0
+    blocks: Sequence[PlannedBlock], budgets: Mapping[Device, int], overhead_bytes: int = 0, *, free_bytes: int = 0
 ) -> tuple[DevicePeaks, ...]:
     """`plan_peak`, and whether every device can hold its minimum.
 
@@ -104,6 +104,7 @@ def check_fits(
         blocks: what will be asked for.
         budgets: what leases may take on each device.
         overhead_bytes: what went off `memory.budget` before; for the words of the refusal only.
+        free_bytes: of a GPU, for the same: no budget can be larger. 0: not known.
 
     Raises:
         BudgetError: one cannot, or has no budget; shows the table.
@@ -118,6 +119,8 @@ def check_fits(
             raised = f"Raise memory.budget to {-(-(peak.minimum_bytes + overhead) // 2**20)}MiB or more"
             if peak.device.index == HOST_INDEX:
                 raised = "Give the node more host memory"
+            elif 0 < free_bytes < peak.minimum_bytes + overhead:
+                raised = f"Use a GPU with more memory (this one has {free_bytes // 2**20} MiB free)"
             raise BudgetError(
                 "This configuration does not fit into the memory budget",
                 got=f"{less_overhead(budget + overhead, overhead)}: a budget of {number(budget)} bytes",

@@ -34,7 +34,14 @@ COMPARER = "coordinator"
 
 
 def plan_memory(
-    config: Config, sizes: Sizes, data: DataChecked, device: Device, budget_bytes: int, *, host_bytes: int = 0
+    config: Config,
+    sizes: Sizes,
+    data: DataChecked,
+    device: Device,
+    budget_bytes: int,
+    *,
+    host_bytes: int = 0,
+    free_bytes: int = 0,
 ) -> tuple[Reservation, ...]:
     """Check that everything fits in turn.
 
@@ -42,6 +49,7 @@ def plan_memory(
         config, sizes, data, device: as `planned_blocks` takes them.
         budget_bytes: what leases may take: the budget without `memory.overhead` (`rollplex.config.host.budget_bytes`).
         host_bytes: what leases may take of host memory, where `device` is a GPU.
+        free_bytes: HBM that was free when the run began, there; 0: not known.
 
     Returns:
         The standing claims for private blocks without which work cannot go on.
@@ -51,7 +59,8 @@ def plan_memory(
     """
     bounds = sizes.bounds(data)
     budgets = budgets_by_place(config, device, budget_bytes, host_bytes)
-    check_fits(planned_blocks(config, sizes, data, device), budgets, config.overhead_bytes)
+    blocks = planned_blocks(config, sizes, data, device)
+    check_fits(blocks, budgets, config.overhead_bytes, free_bytes=free_bytes)
     return tuple(
         Reservation(name=name, device=device, size_bytes=bounds[name], phases=phases)
         for name, _, _, phases in _reserved(config, sizes)

@@ -87,6 +87,11 @@ class Node:
         """Memory that this run could have at most: HBM that was free when it began, or this host's."""
         return memory_limit_bytes() if self.device is None else self.device.free_bytes
 
+    @property
+    def free_bytes(self) -> int:
+        """HBM that was free when the run began; 0 on host memory."""
+        return 0 if self.device is None else self.device.free_bytes
+
     def prepare_device(self) -> None:
         """Before the first process: settle how they share the GPU. From here on this process sees that GPU alone too,
         for the segments that it makes there; the driver reads the environment when it is opened, so that comes after.
