@@ -137,6 +137,8 @@ def _standing(config: Config, sizes: Sizes, inputs_bytes: int) -> list[tuple[Kin
         (Kind.INPUTS, Role.INPUT, "this step", inputs_bytes),
         (Kind.INPUTS, Role.INPUT, "next step", inputs_bytes),
     ]
+    if config.rollout.sglang.own_weights:
+        standing.append((Kind.ACTOR_WEIGHTS, Role.ROLLOUT, OWN_WEIGHTS, sizes.table.total_bytes))
     if config.eval:
         standing.append((Kind.INPUTS, Role.INPUT, "evaluation", inputs_bytes))
     if config.needs_reference:
@@ -146,8 +148,6 @@ def _standing(config: Config, sizes: Sizes, inputs_bytes: int) -> list[tuple[Kin
     return standing
 
 
-    if config.rollout.sglang.own_weights:
-        standing.append((Kind.ACTOR_WEIGHTS, Role.ROLLOUT, OWN_WEIGHTS, sizes.table.total_bytes))
 def _units(config: Config, sizes: Sizes, device: Device, bounds: dict[str, int]) -> list[PlannedBlock]:
     """One entry per prefix unit of a step and model: the blocks that are asked for together."""
     score, train = frozenset({Phase.ROLLOUT, Phase.SCORE}), frozenset({Phase.ROLLOUT, Phase.SCORE, Phase.TRAIN})
