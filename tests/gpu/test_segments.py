@@ -190,7 +190,9 @@ def test_300_attachments_leave_the_gpu_as_it_was(start: Start, gpu: Gpu) -> None
     assert abs(used[1] - used[0]) < NOISE
 
 
-def test_a_holder_has_no_context_and_costs_the_bytes_that_it_holds(start: Start, gpu: Gpu) -> None:
+def test_a_holder_has_no_context_and_costs_the_bytes_that_it_holds(
+    start: Start, gpu: Gpu, environment: dict[str, str]
+) -> None:
     before = gpu.used_bytes()
     sock, process = start(
         """
@@ -201,7 +203,7 @@ def test_a_holder_has_no_context_and_costs_the_bytes_that_it_holds(start: Start,
     )
     assert answer(sock) == b"made"
     assert 2**31 <= gpu.used_bytes() - before < 2**31 + 2 * NOISE  # a daemon's server may start meanwhile: 66 MiB
-    if "CUDA_MPS_PIPE_DIRECTORY" not in os.environ:  # a daemon lists every process that opened the driver
+    if "CUDA_MPS_PIPE_DIRECTORY" not in environment:  # a daemon lists every process that opened the driver
         assert process.pid not in {one.pid for one in gpu.processes()}
     process.kill()
     process.wait(DEADLINE_S)

@@ -30,9 +30,14 @@ class GpuAccess(Struct, frozen=True, kw_only=True):
     deterministic: bool
 
     @property
-    def variables(self) -> dict[str, str]:
+    def sight(self) -> dict[str, str]:
         """For a process that opens the driver: it sees this GPU alone, whatever else there is."""
-        return {"CUDA_VISIBLE_DEVICES": self.uuid, "CUDA_DEVICE_ORDER": "PCI_BUS_ID", **self.mps}
+        return {"CUDA_VISIBLE_DEVICES": self.uuid, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """For a process that computes there: by the daemon, if there is one."""
+        return self.sight | self.mps
 
 
 def environment_of(role: Role, base: Mapping[str, str], threads: int, gpu: GpuAccess | None) -> dict[str, str]:

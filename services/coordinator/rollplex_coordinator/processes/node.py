@@ -106,7 +106,7 @@ class Node:
         start_s = time.monotonic()
         sharing = device.start(os.environ, external_workers=self._options.external_workers)
         access, info = device.access, device.gpu.info
-        os.environ.update(access.variables)
+        os.environ.update(access.sight)  # not a client of the daemon: it computes nothing
         self.holder.device(backend("cuda", uuid=info.uuid))
         self.supervisor.gpu = access
         if device.mps is not None:
