@@ -48,6 +48,7 @@ from rollplex.protocol.inputs import DataChecked, SourceChecked
 from rollplex.protocol.prefix import Activations, Which
 from rollplex.protocol.rollout import Sampling
 from rollplex_coordinator.memory.leasing import Want
+from rollplex_coordinator.decisions.plan import plan_step
 
 ROLLOUT_KV = "rollout K/V"
 OWN_WEIGHTS = "SGLang's own copy"
@@ -194,9 +195,7 @@ class Sizes:
         width = max(2, train.max_media_rows // 2)
         grids = [(1, 2, width)] * (rows if train.max_media_rows else 0)
         grids += [(1, 2, 2) if width > 2 else (1, 4, 2)] if grids else []
-        # Responses of unequal length cost padding masks, those of the same length more tokens: the larger counts.
-        full = [longest] * (config.suffix_prompts * samples)
-        ragged = [*full[1:], max(1, longest - 1)]
+        suffixes = self._suffixes(longest)
         suffix_rows = config.suffix_prompts * self.copies
         rollouts = [self._rollout_kv_bytes(config.decode_prompts, tokens, samples, longest)]
         rollouts += [
@@ -205,8 +204,8 @@ class Sizes:
             )
             for s in data.sources[1:]
         ]
-        logits = self._logits_bytes(suffix_rows, full)
-        training = logits + max(self._suffix_bytes(suffix_rows, tokens, n) for n in (full, ragged))
+        logits = max(self._logits_bytes(suffix_rows, n) for n in suffixes)
+        training = logits + max(self._suffix_bytes(suffix_rows, tokens, n) for n in suffixes)
         if self.whole:
             one = [(1, 2, width), grids[-1]] if grids else []
             training = max(training, self._whole_bytes(tokens + longest, one) + self._whole_logits_bytes(longest))
@@ -221,6 +220,26 @@ class Sizes:
         }
 
     # --- formulas -------------------------------------------------------------------------------------------------
+
+    def _suffixes(self, longest: int) -> list[list[int]]:
+        """Response lengths of the suffix units among which the largest is. With forced lengths those of every unit:
+        there may be a long one in a group of short ones."""
+        config = self._config
+        samples, forced = config.rollout.group_size, config.rollout.forced_lengths
+        if not forced:
+            # Unequal lengths cost padding masks, those of the same length more tokens: the larger counts.
+            full = [longest] * (config.suffix_prompts * samples)
+            return [full, [*full[1:], max(1, longest - 1)]]
+        units = plan_step(
+            config.data.prompts_per_iteration,
+            decode_prompts=config.decode_prompts,
+            prefix_prompts=config.prefix_prompts,
+            suffix_prompts=config.suffix_prompts,
+        ).suffix
+        return [
+            [forced[(group * samples + sample) % len(forced)] for group in unit.groups for sample in range(samples)]
+            for unit in units
+        ]
 
     def _inputs_bytes(self, prompts: int, source: SourceChecked, data: DataChecked) -> int:
         """ids and three position rows (int64) and pixel rows (float32) of each prompt, each part 64-byte aligned."""
