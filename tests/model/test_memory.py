@@ -80,6 +80,34 @@ def test_what_fused_modules_keep_is_predicted_within_the_bound(kit: Any, name: s
         assert said == pytest.approx(held, rel=BOUND), prompts
 
 
+@pytest.mark.parametrize(("dtype", "fused"), [("float32", False), ("bfloat16", False), ("float32", True)])
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_inputs_of_layers_are_predicted_within_the_bound(
+    kit: Any, name: str, frozen: bool, dtype: str, fused: bool
+) -> None:
+    """The meter sees what is saved; cos and sin, which every layer is given, checkpointing keeps by itself."""
+    for prompts in PROMPTS:
+        store, batch = prefix(kit, name, prompts, frozen=frozen, dtype=dtype)
+        model = store.model
+        if fused:
+            given = {"gradients": store.gradients, "freeze_vision": frozen, "fused": True}
+            model = build(store.folder, store.table, store.views, **given)
+        with GraphMeter() as meter:
+            state = prefix_forward(model, batch, grad=True, layers=True)
+        outside = (*store.views.values(), *model.parameters())
+        held = meter.held_bytes((*state.keys, *state.values, state.last_hidden), excluding=outside)
+        held += batch.rows * batch.tokens * 2 * store.shape.head_dim * state.keys[0].element_size()
+        if batch.grids and not frozen:
+            held += sum(t * h * w for t, h, w in batch.grids) * 2 * 4 * store.shape.vision.head_dim
+        of = {"rows": batch.rows, "tokens": batch.tokens, "grids": batch.grids, "freeze_vision": frozen}
+        kept, largest = predict.prefix_layers_bytes(store.shape, **of, dtype=dtype, fused=fused)
+        assert kept == pytest.approx(held, rel=2 * BOUND), prompts
+        everything = predict.prefix_activation_bytes(store.shape, **of, dtype=dtype, fused=fused)
+        assert kept + largest <= everything
+        assert largest >= (everything - kept) / (store.shape.layers + store.shape.vision.depth)
+
+
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize(("name", "dtype"), [("tiny", "float32"), ("gpu", "bfloat16"), ("deep", "float64")])
 def test_the_suffix_graph_and_its_scratch_are_predicted_within_the_bound(

@@ -65,6 +65,32 @@ def test_segment_and_gradients_are_those_of_what_is_kept_bit_for_bit(
     assert bits(kept.gradients) == bits(again.gradients)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("freeze_vision", [False, True], ids=["vision trained", "vision frozen"])
+def test_with_the_inputs_of_layers_too(make_world: MakeWorld, dtype: str, freeze_vision: bool) -> None:
+    kept, layers = (make_world(dtype=dtype, freeze_vision=freeze_vision) for _ in range(2))
+    held = [
+        world.forward(Which.ACTOR, ALL, 0, copies=2, activations=activations).held[0].size_bytes
+        for world, activations in ((kept, Activations.KEEP), (layers, Activations.LAYERS))
+    ]
+    assert held[1] < 0.7 * held[0]
+    ours, theirs = layers.unit_views(0), kept.unit_views(0)
+    for one, other in zip((*ours.keys, *ours.values), (*theirs.keys, *theirs.values), strict=True):
+        assert torch.equal(one, other)
+    for world in (kept, layers):
+        given_gradients(world, 0)
+        world.backward(0)
+    assert bits(kept.gradients) == bits(layers.gradients)
+    assert len(layers.kv) == 1
+
+
+def test_a_forward_after_one_that_kept_inputs_keeps_everything_again(make_world: MakeWorld) -> None:
+    world = make_world()
+    first = world.forward(Which.ACTOR, ALL, 0).held[0].size_bytes
+    world.forward(Which.ACTOR, ALL, 1, activations=Activations.LAYERS)
+    assert world.forward(Which.ACTOR, ALL, 2).held[0].size_bytes == first
+
+
 def test_the_backward_says_what_it_held_and_leaves_nothing(make_world: MakeWorld) -> None:
     world = make_world()
     recompute(world, *ALL, unit=0)

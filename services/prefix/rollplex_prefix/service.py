@@ -146,7 +146,7 @@ class PrefixService:
             prefix_forward(ready.actor, batch, grad=False, into=kv)
             kept, held = Again(inputs=message.inputs, prompts=message.prompts, copies=message.copies), 0
         else:
-            kept, held = self._with_graph(batch)
+            kept, held = self._with_graph(batch, layers=message.activations is Activations.LAYERS)
             export_state(kept, kv)
         self._units.keep_actor(
             message.unit,
@@ -154,11 +154,11 @@ class PrefixService:
         )
         return held
 
-    def _with_graph(self, batch: PromptBatch) -> tuple[PrefixState, int]:
+    def _with_graph(self, batch: PromptBatch, *, layers: bool = False) -> tuple[PrefixState, int]:
         """The actor's state with its graph, and the bytes that both hold."""
         actor = self._ready.actor
         with GraphMeter() as meter:
-            state = prefix_forward(actor, batch, grad=True)
+            state = prefix_forward(actor, batch, grad=True, layers=layers)
         outputs = (*state.keys, *state.values, state.last_hidden)
         return state, meter.held_bytes(outputs, excluding=actor.parameters())
 

@@ -113,6 +113,34 @@ def prefix_activation_bytes(
     return rows * tokens * per_token + last + media
 
 
+def prefix_layers_bytes(
+    shape: ModelShape,
+    *,
+    rows: int,
+    tokens: int,
+    grids: Sequence[Grid],
+    freeze_vision: bool,
+    dtype: str,
+    fused: bool = False,
+) -> tuple[int, int]:
+    """What `prefix_forward(..., layers=True)` holds: inputs of layers, K and V, until the backward, with the state that
+    it returns; and what the largest layer holds beside, while it runs again. Arguments of `prefix_activation_bytes`."""
+    item, wide = ITEM_BYTES[dtype], _softmax_bytes(dtype)
+    everything = prefix_activation_bytes(
+        shape, rows=rows, tokens=tokens, grids=grids, freeze_vision=freeze_vision, dtype=dtype, fused=fused
+    )
+    inside = rows * tokens * (text_layer_bytes(shape, item, fused=fused) + shape.heads * wide)
+    outside = rows * tokens * item * (shape.hidden + 2 * shape.kv_heads * shape.head_dim)
+    kept = everything - shape.layers * (inside - outside)
+    largest = inside
+    if grids and not freeze_vision:
+        blocks = _vision_blocks_bytes(shape, grids, item, wide, fused=fused)
+        patches = sum(t * h * w for t, h, w in grids)
+        kept -= sum(blocks) - len(blocks) * patches * item * shape.vision.hidden
+        largest = max(inside, *blocks)
+    return kept, largest
+
+
 def packs_suffix(dtype: str, head_dim: int, *, cuda: bool) -> bool:
     """Whether the suffix pass is packed (`rollplex.model.packed`): where torch's flash attention runs. Elsewhere it is
     padded."""
@@ -247,20 +275,46 @@ def _vision_bytes(shape: ModelShape, grids: Sequence[Grid], item: int, wide: int
     vision = shape.vision
     patches = sum(t * h * w for t, h, w in grids)
     windowed_tower = vision.architecture == "qwen2_5_vl"
+    _, norm = _vision_block(vision, item, wide, fused=fused)
+    per_patch = norm + 2 * item * vision.hidden + item * shape.row_width + 2 * 4 * vision.head_dim
+    tables = 2 * INDEX_BYTES * patches // vision.merge**2 if windowed_tower else 0
+    tables += 2 * INDEX_BYTES * patches * sum(_unequal(vision, grids).values())
+    return patches * per_patch + tables + sum(_vision_blocks_bytes(shape, grids, item, wide, fused=fused))
+
+
+def _vision_blocks_bytes(
+    shape: ModelShape, grids: Sequence[Grid], item: int, wide: int, *, fused: bool
+) -> tuple[int, ...]:
+    """Of each block, of all patches; their tables, which they share, are not among it."""
+    vision = shape.vision
+    patches = sum(t * h * w for t, h, w in grids)
+    block, _ = _vision_block(vision, item, wide, fused=fused)
+    unequal, full = _unequal(vision, grids), full_blocks(vision)
+    kinds = [(False, full), (True, vision.depth - full)]
+    return tuple(
+        patches * (block + unequal[windowed] * item * vision.hidden) for windowed, count in kinds for _ in range(count)
+    )
+
+
+def _unequal(vision: VisionShape, grids: Sequence[Grid]) -> dict[bool, bool]:
+    """Of whole frames (False) and windows (True): blocks that attend so, within sequences of unequal length."""
+    full = full_blocks(vision)
+    counts = {False: full, True: vision.depth - full}
+    return {
+        windowed: count > 0 and len(sequence_lengths(grids, vision, windowed=windowed)) > 1
+        for windowed, count in counts.items()
+    }
+
+
+def _vision_block(vision: VisionShape, item: int, wide: int, *, fused: bool) -> tuple[int, int]:
+    """Of one block, and of one norm, per patch, where sequences have one length."""
+    windowed_tower = vision.architecture == "qwen2_5_vl"
     fused &= windowed_tower
     norm = norm_bytes(vision.hidden, item, fused=fused) if windowed_tower else 2 * (item * vision.hidden + wide)
     mlp = (4 if windowed_tower else 3) * item * vision.intermediate
     if fused:
         mlp = 3 * item * vision_mlp_width(vision)
-    block = 2 * norm + 4 * item * vision.hidden + mlp + vision.heads * wide
-    per_patch = vision.depth * block + norm + 2 * item * vision.hidden
-    per_patch += item * shape.row_width + 2 * 4 * vision.head_dim
-    tables = 2 * INDEX_BYTES * patches // vision.merge**2 if windowed_tower else 0
-    for windowed, blocks in ((False, full_blocks(vision)), (True, vision.depth - full_blocks(vision))):
-        if blocks and len(sequence_lengths(grids, vision, windowed=windowed)) > 1:
-            per_patch += blocks * item * vision.hidden
-            tables += 2 * INDEX_BYTES * patches
-    return patches * per_patch + tables
+    return 2 * norm + 4 * item * vision.hidden + mlp + vision.heads * wide, norm
 
 
 def full_blocks(vision: VisionShape) -> int:

@@ -45,17 +45,21 @@ class PrefixContext:
 
     No padding mask: a real query comes before every padded key. With `graph` the kept tensors belong to the autograd
     graph, otherwise they are contiguous copies: in `into` (keys, values by layer) if it is given, else of their own.
+    With `again` a layer may come a second time, in its backward (`rollplex.model.layers`); nothing is kept then.
     """
 
     graph: bool
+    again: bool = False
     into: tuple[list[Tensor], list[Tensor]] | None = None
     keys: list[Tensor] = field(default_factory=list)
     values: list[Tensor] = field(default_factory=list)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        if layer != len(self.keys):
+        if layer != len(self.keys) and not (self.again and layer < len(self.keys)):
             raise AssertionError(f"layer {layer} came when layer {len(self.keys)} was due")
-        if self.into is not None:
+        if layer < len(self.keys):
+            pass
+        elif self.into is not None:
             self.keys.append(self.into[0][layer].copy_(key))
             self.values.append(self.into[1][layer].copy_(value))
         else:

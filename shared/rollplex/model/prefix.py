@@ -18,6 +18,7 @@ from rollplex.memory.tensors import KvViews
 from rollplex.model.attention import NO_MASK, PrefixContext
 from rollplex.model.batch import PromptBatch
 from rollplex.model.build import Model
+from rollplex.model.layers import inputs_kept
 from rollplex.model.vision import vision_features
 
 
@@ -58,13 +59,16 @@ class PrefixState:
         )
 
 
-def prefix_forward(model: Model, batch: PromptBatch, *, grad: bool, into: KvViews | None = None) -> PrefixState:
+def prefix_forward(
+    model: Model, batch: PromptBatch, *, grad: bool, layers: bool = False, into: KvViews | None = None
+) -> PrefixState:
     """Runs the prompts once, together.
 
     Args:
         model: from `rollplex.model.build`.
         batch: B prompts, right-padded to P tokens.
         grad: keep the autograd graph for `prefix_backward`. Without it K and V are contiguous and nothing else is held.
+        layers: keep the inputs of the layers only; each runs again in the backward. Only with `grad`.
         into: a unit's segment to write K, V and the last hidden state to, layer by layer; the state that is returned is
             made of views of it. Only without `grad`: a graph must not look at what others write.
 
@@ -73,8 +77,8 @@ def prefix_forward(model: Model, batch: PromptBatch, *, grad: bool, into: KvView
     """
     if grad and into is not None:
         raise AssertionError("a graph over a segment: export the state instead")
-    context = PrefixContext(graph=grad, into=None if into is None else (into.keys, into.values))
-    with nullcontext() if grad else torch.no_grad():
+    context = PrefixContext(graph=grad, again=layers, into=None if into is None else (into.keys, into.values))
+    with nullcontext() if grad else torch.no_grad(), inputs_kept(model) if layers else nullcontext():
         embeds = _embed(model, batch)
         hidden = model.model.language_model(
             inputs_embeds=embeds,

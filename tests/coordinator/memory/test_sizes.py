@@ -73,13 +73,14 @@ def sections(draw: st.DrawFn) -> dict[str, Any]:
     prefix = draw(st.integers(0, prompts))
     divisors = [n for n in range(1, (prefix or prompts) + 1) if (prefix or prompts) % n == 0]
     longest = draw(st.integers(1, 9))
+    dtype = draw(st.sampled_from(["float32", "bfloat16", "float64"]))
     return {
         "run": {
             "share_prefix": draw(st.booleans()),
             "schedule": draw(st.sampled_from(["serial", "overlap", "stream"])),
         },
         "model": {
-            "dtype": draw(st.sampled_from(["float32", "bfloat16", "float64"])),
+            "dtype": dtype,
             "freeze_vision": draw(st.booleans()),
         },
         "data": {"prompts_per_iteration": prompts},
@@ -93,8 +94,8 @@ def sections(draw: st.DrawFn) -> dict[str, Any]:
             "prefix_prompts": prefix,
             "suffix_prompts": draw(st.sampled_from(divisors)),
         },
-        "device": {"kind": draw(st.sampled_from(["host", "cuda"]))},
-        "memory": {"prefix_activations": draw(st.sampled_from(["keep", "recompute"]))},
+        "device": {"kind": draw(st.sampled_from(["host"] if dtype == "float64" else ["host", "cuda"]))},
+        "memory": {"prefix_activations": draw(st.sampled_from(["keep", "layers", "recompute"]))},
         "eval": [{"name": "held_out", "data": "other.jsonl"}],
     }
 

@@ -9,7 +9,8 @@ the upper bound over the checked data, so that a plan that fits cannot fail late
                                 pool; nothing in a replay
     reference prefix K/V        K, V, last hidden state                                   forward .. group scored
     actor prefix activations    what autograd keeps, with K and V                         forward .. prefix backward
-      if they are recomputed    the same, as workspace                                    prefix backward
+      if layers' inputs are     those, with K and V, and one layer that runs again        forward .. prefix backward
+      if nothing is             all of it, as workspace                                   prefix backward
     actor prefix K/V segment    K, V, last hidden state, and their gradients              forward .. prefix backward
     score workspace             logits scratch of one chunk                               one suffix unit
     train workspace             what autograd keeps of the suffix, and logits scratch     one suffix unit
@@ -47,8 +48,8 @@ from rollplex.protocol.common import Kind, PromptSlot, Responses, Role
 from rollplex.protocol.inputs import DataChecked, SourceChecked
 from rollplex.protocol.prefix import Activations, Which
 from rollplex.protocol.rollout import Sampling
-from rollplex_coordinator.memory.leasing import Want
 from rollplex_coordinator.decisions.plan import plan_step
+from rollplex_coordinator.memory.leasing import Want
 
 ROLLOUT_KV = "rollout K/V"
 OWN_WEIGHTS = "SGLang's own copy"
@@ -73,7 +74,8 @@ class Sizes:
         self.whole = whole
         self._longest_prompt = longest_prompt
         self._stream = config.run.schedule == "stream"
-        self.recompute = Activations(config.memory.prefix_activations) is Activations.RECOMPUTE
+        activations = Activations(config.memory.prefix_activations)
+        self.recompute, self.layers = activations is Activations.RECOMPUTE, activations is Activations.LAYERS
         self.fused = config.device.kind == "cuda" and config.model.dtype == "bfloat16"
         self.shape = read_shape(config.model.path)
         self.dtype = config.model.dtype
@@ -219,8 +221,6 @@ class Sizes:
             Kind.INPUTS: max(self._inputs_bytes(config.data.prompts_per_iteration, s, data) for s in data.sources),
         }
 
-    # --- formulas -------------------------------------------------------------------------------------------------
-
     def _suffixes(self, longest: int) -> list[list[int]]:
         """Response lengths of the suffix units among which the largest is. With forced lengths those of every unit:
         there may be a long one in a group of short ones."""
@@ -241,6 +241,8 @@ class Sizes:
             for unit in units
         ]
 
+    # --- formulas -------------------------------------------------------------------------------------------------
+
     def _inputs_bytes(self, prompts: int, source: SourceChecked, data: DataChecked) -> int:
         """ids and three position rows (int64) and pixel rows (float32) of each prompt, each part 64-byte aligned."""
         numbers = source.max_prompt_tokens * 4 * 8 + source.max_media_rows * data.row_width * 4
@@ -260,14 +262,15 @@ class Sizes:
         )
 
     def _activation_bytes(self, rows: int, tokens: int, grids: Sequence[Grid]) -> int:
+        freeze, dtype, fused = self._config.model.freeze_vision, self.dtype, self.fused
+        if self.layers:
+            return sum(
+                prefix_layers_bytes(
+                    self.shape, rows=rows, tokens=tokens, grids=grids, freeze_vision=freeze, dtype=dtype, fused=fused
+                )
+            )
         return prefix_activation_bytes(
-            self.shape,
-            rows=rows,
-            tokens=tokens,
-            grids=grids,
-            freeze_vision=self._config.model.freeze_vision,
-            dtype=self.dtype,
-            fused=self.fused,
+            self.shape, rows=rows, tokens=tokens, grids=grids, freeze_vision=freeze, dtype=dtype, fused=fused
         )
 
     def _suffix_bytes(self, prompts: int, tokens: int, lengths: Sequence[int]) -> int:
