@@ -67,6 +67,12 @@ def test_processes_are_those_with_a_context_and_the_clients_of_mps_each_once() -
     )
 
 
+def test_where_mps_is_not_supported_it_has_no_clients() -> None:
+    fake = FakeNvml()
+    fake.compute, fake.fail = [(7, 100)], {"nvmlDeviceGetMPSComputeRunningProcesses"}
+    assert [process.pid for process in Gpu(fake, 0).processes()] == [7]
+
+
 def test_a_driver_that_stops_answering_is_an_error_of_its_own() -> None:
     fake = FakeNvml()
     gpu = Gpu(fake, 0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Collection
+from contextlib import suppress
 from typing import Any
 
 from msgspec import Struct
@@ -99,11 +100,12 @@ class Gpu:
         found: dict[int, int | None] = {}
         try:
             listed = list(self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle))
-            listed += self._nvml.nvmlDeviceGetMPSComputeRunningProcesses(self._handle)
         except self._nvml.NVMLError as error:
-            raise GpuError("the driver does not list the GPU's processes", got=str(error), where=str(self.info)) from (
-                error
-            )
+            raise GpuError(
+                "the driver does not list the GPU's processes", got=str(error), where=str(self.info)
+            ) from error
+        with suppress(self._nvml.NVMLError):  # where MPS is not supported, it has no clients
+            listed += self._nvml.nvmlDeviceGetMPSComputeRunningProcesses(self._handle)
         for process in listed:
             told = process.usedGpuMemory
             found[process.pid] = found.get(process.pid) if told is None else int(told)

@@ -73,4 +73,5 @@ class FakeNvml:
         return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in self.compute]
 
     def nvmlDeviceGetMPSComputeRunningProcesses(self, handle: str) -> list[Any]:
+        self._may("nvmlDeviceGetMPSComputeRunningProcesses")
         return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in self.mps]

@@ -81,6 +81,15 @@ def test_who_else_is_on_the_gpu_is_given_the_time_to_leave_then_refused(
     assert fake.open == 0
 
 
+def test_a_driver_that_may_not_list_processes_is_a_warning(
+    cuda: Callable[..., Config], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake = FakeNvml()
+    fake.fail = {"nvmlDeviceGetComputeRunningProcesses"}
+    opened(cuda(), tmp_path, fake).close()
+    assert "whether others use the GPU is not known" in caplog.text
+
+
 def test_a_budget_of_the_user_s_lets_others_stay(
     cuda: Callable[..., Config], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

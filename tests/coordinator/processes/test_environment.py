@@ -18,6 +18,11 @@ OURS = {
 }
 
 
+def test_a_process_that_only_makes_segments_sees_the_gpu_without_the_daemon() -> None:
+    assert GPU.sight == {"CUDA_VISIBLE_DEVICES": "GPU-1234", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    assert GPU.variables == {**GPU.sight, **MPS}
+
+
 def test_on_host_memory_only_threads_and_network_are_set() -> None:
     found = environment_of(Role.TRAINER, {"PATH": "/bin", "OMP_NUM_THREADS": "64"}, 3, None)
     assert found == {

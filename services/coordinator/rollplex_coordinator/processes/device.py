@@ -16,7 +16,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from rollplex.config.config import Config
-from rollplex.nvml import Gpu, check_alone, described, open_gpu
+from rollplex.nvml import Gpu, GpuError, check_alone, described, open_gpu
 from rollplex_coordinator.processes.environment import GpuAccess
 from rollplex_coordinator.processes.mps import Mps, MpsError, stop_leftover
 
@@ -46,7 +46,11 @@ class GpuDevice:
         self._run_dir = run_dir
         self._deterministic = config.run.deterministic
         self._shares = min(config.device.prefix_share, config.device.decode_share) < 1.0
-        others = check_alone(gpu, (), budget_is_set=config.memory.budget is not None)
+        try:
+            others = check_alone(gpu, (), budget_is_set=config.memory.budget is not None)
+        except GpuError as error:  # some containers may not list processes
+            log.warning("whether others use the GPU is not known: %s", error)
+            others = ()
         if others:
             log.warning("%s is used by others too: %s", gpu.info, described(others))
         self.baseline_bytes = gpu.used_bytes()
@@ -117,9 +121,16 @@ def open_device(config: Config, run_dir: Path, find: Callable[[int], Gpu] = open
     try:
         # The workers of a crashed coordinator leave by themselves after its grace time; its successor waits for that.
         end = time.monotonic() + config.deadlines.leave_s + LEAVING_S
-        while gpu.processes() and config.memory.budget is None and time.monotonic() < end:
+        while config.memory.budget is None and _others(gpu) and time.monotonic() < end:
             time.sleep(_PAUSE_S)
         return GpuDevice(config, run_dir, gpu)
     except BaseException:
         gpu.close()
         raise
+
+
+def _others(gpu: Gpu) -> bool:
+    try:
+        return bool(gpu.processes())
+    except GpuError:
+        return False
