@@ -1,4 +1,4 @@
-"""Real SGLang on the CPU, over a host segment that the test owns."""
+"""Real SGLang over a segment that the test owns: on the CPU over host memory, or on a GPU."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ from rollplex.memory.header import HeaderPage
 from rollplex.memory.tensors import tensor, views
 from rollplex.model.batch import prompt_batch
 from rollplex.model.build import build
+from rollplex.model.device import torch_device
 from rollplex.model.prefix import prefix_forward
 from rollplex.model.suffix import suffix_forward
 from rollplex.model.weights import fill
 from rollplex.presets import write_preset
-from rollplex.protocol.common import Kind, MediaSlot, ModelSpec, PromptSlot
+from rollplex.protocol.common import Kind, MediaSlot, Memory, ModelSpec, PromptSlot
 from rollplex.protocol.rollout import EngineSpec, Sampling
 from rollplex_rollout.engine import FinishedGroup, Setup, Unit
 from rollplex_rollout.service import LentWeights
@@ -37,7 +38,7 @@ CONTEXT = 512
 
 
 def unavailable() -> str:
-    """Why real SGLang cannot run here; empty if it can."""
+    """Why real SGLang cannot run here on the CPU; empty if it can."""
     if tuple(sys.version_info) < (3, 12):
         return "SGLang's kernels are built for Python 3.12"
     missing = [name for name in ("sglang", "torchvision", "triton", "uvloop") if not importlib.util.find_spec(name)]
@@ -47,14 +48,15 @@ def unavailable() -> str:
 class LiveNode:
     """Weights and prompts as segments, and the engine's setup."""
 
-    def __init__(self, folder: Path, run_dir: Path, dtype: str) -> None:
+    def __init__(self, folder: Path, run_dir: Path, dtype: str, device: Memory = Memory.HOST) -> None:
         write_preset("tiny-gpu", folder, seed=5)
-        self.folder, self.run_dir, self.dtype = folder, run_dir, dtype
+        self.folder, self.run_dir, self.dtype, self.device = folder, run_dir, dtype, device
         self.shape = read_shape(folder)
         self.table = parameter_table(self.shape, dtype=dtype, freeze_vision=False)
-        self.segments = HostSegments()
+        self.segments = HostSegments(device)
         self.ref = self.segments.create(Kind.ACTOR_WEIGHTS, self.table.total_bytes)
         self.actor = self.segments.map_again(self.ref)
+        self.actor.clear()
         fill(self.table, views(self.actor, self.table), folder)
         self.header = HeaderPage(self.actor, run_id=self.segments.run_id, table_hash=self.table.hash)
         self.header.initialise(VERSION, digest(self.actor, self.table))
@@ -75,6 +77,7 @@ class LiveNode:
             freeze_vision=False,
             table_hash=self.table.hash,
             never_sampled=self.never_sampled,
+            device=self.device,
         )
 
     @property
@@ -114,16 +117,26 @@ class LiveNode:
             lambda offset, shape, dtype: tensor(self.inputs, offset, shape, dtype),
             [self.slots[finished.group]],
             self.shape.row_width,
+            device=torch_device(self.device),
         )
         lengths = torch.tensor(finished.lengths)
-        parts = [torch.from_numpy(part.astype(np.int64)) for part in np.split(finished.tokens, np.cumsum(lengths)[:-1])]
+        parts = [
+            torch.from_numpy(part.astype(np.int64))
+            for part in np.split(finished.tokens, np.cumsum(finished.lengths)[:-1])
+        ]
         tokens = torch.nn.utils.rnn.pad_sequence(parts, batch_first=True)
         with torch.no_grad():
             state = prefix_forward(self.model, batch, grad=False)
+            there = torch_device(self.device)
             out = suffix_forward(
-                self.model, state, tokens, lengths, temperature=temperature, never_sampled=self.never_sampled
+                self.model,
+                state,
+                tokens.to(there),
+                lengths.to(there),
+                temperature=temperature,
+                never_sampled=self.never_sampled,
             )
-        return out.logprobs[out.mask].double().numpy()
+        return out.logprobs[out.mask].double().cpu().numpy()
 
     def _written(self) -> list[tuple[list[int], list[tuple[int, int, int]], int]]:
         """Ids, grids of media, and the placeholder of each prompt: words; one image that is not square; two images; a

@@ -1,33 +1,38 @@
-"""The real SGLang, on the CPU: what it samples from, what it says about it, and how it ends."""
+"""The real SGLang, on the CPU and on a GPU: what it samples from, what it says about it, and how it ends."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
-from rollplex.errors import EngineError
+from rollplex.errors import EngineError, SegmentError
 from rollplex.memory.digest import digest
 from rollplex.memory.header import HeaderPage
 from rollplex.memory.predict import pool_kv_bytes
+from rollplex.protocol.common import Memory
 from rollplex_rollout.engine import FinishedGroup, UnitReport
+from rollplex_rollout.service import LentWeights
 from rollplex_rollout.sglang.engine import SglangEngine
 from support.live_sglang import CONTEXT, KERNELS, KV_TOKENS, VERSION, LiveNode, unavailable
 
 pytestmark = [
     pytest.mark.sglang,
-    pytest.mark.skipif(bool(unavailable()), reason=unavailable() or "available"),
     pytest.mark.filterwarnings("ignore"),  # SGLang's own
     pytest.mark.timeout(600),
 ]
 WORDS, WIDE, PICTURES, FILM, LONG = range(5)
+NEEDS_SGLANG = pytest.mark.skipif(bool(unavailable()), reason=unavailable() or "-")
 NOISE = {"float32": 2e-4, "bfloat16": 0.06}
 """Mean difference of log-probabilities of -4.5: what bfloat16 does to text, too."""
 
@@ -35,10 +40,10 @@ NOISE = {"float32": 2e-4, "bfloat16": 0.06}
 class Live:
     """A node with a running engine."""
 
-    def __init__(self, folder: Path, dtype: str) -> None:
+    def __init__(self, folder: Path, dtype: str, device: Memory) -> None:
         run_dir = folder / "run"
         run_dir.mkdir(mode=0o700)
-        self.node = LiveNode(folder / "model", run_dir, dtype)
+        self.node = LiveNode(folder / "model", run_dir, dtype, device)
         self.engine = SglangEngine.start(self.node.setup)
         self.groups: list[FinishedGroup] = []
         self.report: UnitReport | None = None
@@ -53,15 +58,33 @@ class Live:
         return float(np.abs(self.node.trainer_logprobs(group, temperature) - group.logprobs).mean())
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+KINDS = [
+    pytest.param(("float32", Memory.HOST), id="float32", marks=NEEDS_SGLANG),
+    pytest.param(("bfloat16", Memory.HOST), id="bfloat16", marks=NEEDS_SGLANG),
+    pytest.param(("bfloat16", Memory.CUDA), id="cuda", marks=[NEEDS_SGLANG, pytest.mark.gpu]),
+]
+
+
+@pytest.fixture(scope="module", params=KINDS)
 def live(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    before = list(sys.path)
-    sys.path.insert(0, str(KERNELS))  # SGLang's processes get it, too
-    made = Live(tmp_path_factory.mktemp("s"), request.param)
-    yield made
-    made.engine.close()
+    dtype, device = request.param
+    with kernels(device):
+        made = Live(tmp_path_factory.mktemp("s"), dtype, device)
+        yield made
+        made.engine.close()
     assert list(made.node.run_dir.iterdir()) == [], "no socket is left in the run directory"
+    assert _processes() == []
     made.node.segments.close()
+
+
+@contextlib.contextmanager
+def kernels(device: Memory) -> Iterator[None]:
+    """Stand-ins for SGLang's kernels, where there is no GPU: its processes get this path, too. SGLang decides once per
+    process what it computes on, so that tests with and without a GPU need a run of pytest each."""
+    before = list(sys.path)
+    if device is Memory.HOST:
+        sys.path.insert(0, str(KERNELS))
+    yield
     sys.path[:] = before
 
 
@@ -183,7 +206,8 @@ def test_more_responses_than_run_at_once_and_than_the_pool_holds_wait_their_turn
 
 
 def test_a_scheduler_that_is_killed_ends_the_unit_with_a_name(live: Live) -> None:
-    children = _schedulers()
+    children = _processes("sglang::scheduler")
+    assert children
 
     def kill() -> None:
         for pid in children:
@@ -198,10 +222,19 @@ def test_a_scheduler_that_is_killed_ends_the_unit_with_a_name(live: Live) -> Non
         live.engine.check_mapped()
 
 
-def _schedulers() -> list[int]:
-    """Processes of SGLang's scheduler below this one."""
+@NEEDS_SGLANG
+def test_a_loader_that_cannot_map_the_weights_ends_the_start_with_its_reason(tmp_path: Path) -> None:
+    node = LiveNode(tmp_path / "model", tmp_path, "float32")
+    other = replace(node.setup, weights=LentWeights(node.segments, structs.replace(node.ref, size_bytes=4096)))
+    with kernels(Memory.HOST), pytest.raises(SegmentError, match="another size"):
+        SglangEngine.start(other)
+    assert _processes() == []
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    node.segments.close()
+
+
+def _processes(name: str = "sglang::") -> list[int]:
+    """Of SGLang, below this one."""
     import psutil  # type: ignore[import-untyped]
 
-    named = [child for child in psutil.Process().children(recursive=True) if "scheduler" in " ".join(child.cmdline())]
-    assert named
-    return [child.pid for child in named]
+    return [child.pid for child in psutil.Process().children(recursive=True) if name in " ".join(child.cmdline())]

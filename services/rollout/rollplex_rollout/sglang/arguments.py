@@ -21,7 +21,7 @@ MAX_GRAPH_BATCH: Final = 256
 """Largest decode batch that gets a CUDA graph: SGLang's own limit on this GPU; each graph costs start-up time."""
 SPARE_TOKENS: Final = 8
 """SGLang keeps a few tokens of context and pool back and shortens what does not fit without a word."""
-GPU_SHARE: Final = 0.9
+GPU_SHARE: Final = 0.95
 """Of the memory that is free when the engine starts; see above."""
 HOST_SHARE: Final = 0.1
 _MAX_SEED: Final = 2**31

@@ -17,13 +17,16 @@ thread that made them ends.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import concurrent.futures
 import contextlib
+import importlib.util
 import logging
 import os
 import select
 import shutil
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -78,6 +81,7 @@ class SglangRuntime:
             self._old_quit = signal.signal(signal.SIGQUIT, lambda signum, _frame: self._quits.append(signum))
         door = Door(self.folder / "weights.sock")
         os.environ[wire.SOCKET_VARIABLE] = str(door.path)
+        _let_preload_find_libraries()
         self._thread = threading.Thread(target=self._run, args=(arguments,), name="sglang", daemon=True)
         self._thread.start()
         try:
@@ -171,21 +175,23 @@ class SglangRuntime:
         return {**scheduler, "memory_usage": states[0]["memory_usage"]}
 
     def close(self) -> None:
-        """End every process of SGLang and remove its folder.
+        """End every process of SGLang and remove its folder. Also after a start that failed.
 
         Raises:
             EngineError: a process is still there after the deadline.
         """
         engine, children = self._engine, self._children
+        self._engine, self._children = None, {}
         try:
             if engine is not None:
-                engine.loop.call_soon_threadsafe(engine.loop.stop)
-                engine.shutdown()  # kills; SGLang has no other way
+                _stop_loop(engine.loop)
+            if self._thread is not None:
+                _kill_processes(engine)
+                self._thread.join(CLOSE_DEADLINE_S)
             left = [pid for pid, fd in children.items() if not select.select([fd], [], [], CLOSE_DEADLINE_S)[0]]
         except RuntimeError as error:
             raise EngineError("SGLang's processes cannot be ended", got=str(error)) from error
         finally:
-            self._engine, self._children = None, {}
             for fd in children.values():
                 os.close(fd)
             if self._old_quit is not None:
@@ -205,6 +211,7 @@ class SglangRuntime:
         self._engine = engine
         self._up.set()
         engine.loop.run_forever()
+        engine.loop.close()
 
     def _watch_children(self, pids: list[int]) -> None:
         for pid in pids:
@@ -260,6 +267,38 @@ def _make(arguments: dict[str, Any], started: Callable[[list[int]], None]) -> An
     return engine
 
 
+def _stop_loop(loop: asyncio.AbstractEventLoop) -> None:
+    """Cancel what runs in SGLang's event loop, and end it."""
+
+    async def stop() -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.wait(others, timeout=1.0) if others else None
+        loop.stop()
+
+    loop.call_soon_threadsafe(lambda: asyncio.ensure_future(stop(), loop=loop))
+
+
+def _kill_processes(engine: Any) -> None:
+    """Kill every process below this one: SGLang has no other way, and this process starts no others.
+
+    Raises:
+        RuntimeError: one is still there after a minute.
+    """
+    if "sglang.srt.utils" not in sys.modules:
+        return
+    from sglang.srt.managers.load_snapshot import shm_path_for  # noqa: PLC0415
+    from sglang.srt.utils import kill_process_tree  # noqa: PLC0415
+
+    if engine is None:
+        kill_process_tree(os.getpid(), include_parent=False, wait_timeout=CLOSE_DEADLINE_S)
+        return
+    atexit.unregister(engine.shutdown)
+    engine.shutdown()
+    Path(shm_path_for(engine.port_args.instance_id)).unlink(missing_ok=True)  # only an orderly end would remove it
+
+
 @contextlib.contextmanager
 def _temporary(folder: Path) -> Iterator[None]:
     """SGLang makes its sockets where temporary files go; nobody else may reach them."""
@@ -270,6 +309,23 @@ def _temporary(folder: Path) -> Iterator[None]:
         tempfile.tempdir = before
 
 
+def _let_preload_find_libraries() -> None:
+    """SGLang's memory saver is preloaded into the scheduler process, before torch could load the CUDA runtime that it
+    needs; where only Python packages bring one, the loader must be told where."""
+    spec = importlib.util.find_spec("nvidia")
+    roots = [Path(root) for root in spec.submodule_search_locations or ()] if spec is not None else []
+    folders = [str(found.parent) for root in roots for found in root.glob("*/lib/libcudart.so.*")]
+    known = os.environ.get("LD_LIBRARY_PATH", "")
+    new = [folder for folder in folders if folder not in known.split(":")]
+    os.environ["LD_LIBRARY_PATH"] = ":".join([part for part in (known, *new) if part])
+
+
 def make_folder(run_dir: Path | None) -> Path:
-    """A new folder for the sockets of one engine, mode 0700, in the run directory."""
-    return Path(tempfile.mkdtemp(prefix="sglang-", dir=run_dir))
+    """A new folder for the sockets of one engine, mode 0700, in the run directory; those of processes that are gone are
+    removed (a worker ends without tidying up)."""
+    if run_dir is not None:
+        for old in run_dir.glob("sglang-*-*"):
+            pid = old.name.split("-")[1]
+            if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+                shutil.rmtree(old, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"sglang-{os.getpid()}-", dir=run_dir))

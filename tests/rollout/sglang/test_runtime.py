@@ -1,0 +1,76 @@
+"""The folder of an engine's sockets, and a start that comes to nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from rollplex.errors import EngineError
+from rollplex_rollout.sglang import runtime
+from rollplex_rollout.sglang.runtime import SglangRuntime, make_folder
+
+
+def test_a_folder_is_closed_to_others_and_those_of_dead_processes_go(tmp_path: Path) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    stale, alive = tmp_path / f"sglang-{gone.pid}-abc", tmp_path / f"sglang-{os.getppid()}-abc"
+    other = tmp_path / "sockets"
+    for path in (stale, alive, other):
+        path.mkdir()
+    made = make_folder(tmp_path)
+    assert made.stat().st_mode & 0o777 == 0o700
+    assert sorted(tmp_path.iterdir()) == sorted([alive, made, other])
+
+
+def test_an_engine_that_cannot_be_made_is_named_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise ModuleNotFoundError("No module named 'sglang'")
+
+    monkeypatch.setattr(runtime, "_make", fail)
+    before = signal.getsignal(signal.SIGQUIT)
+    made = SglangRuntime(make_folder(tmp_path))
+    with pytest.raises(EngineError, match="No module named 'sglang'"):
+        made.start({}, lambda _: None)
+    made.close()
+    assert signal.getsignal(signal.SIGQUIT) == before
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_child_that_reports_a_failure_is_noted_instead_of_ending_this_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over = threading.Event()
+
+    def report(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGQUIT)
+        over.wait(30)
+        raise RuntimeError("over")
+
+    monkeypatch.setattr(runtime, "_make", report)
+    made = SglangRuntime(make_folder(tmp_path))
+    with pytest.raises(EngineError, match="SIGQUIT"):
+        made.start({}, lambda _: None)
+    over.set()
+    made.close()
+
+
+def test_the_cuda_runtime_of_python_packages_is_found_by_what_is_preloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = tmp_path / "nvidia" / "cu13" / "lib" / "libcudart.so.13"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "nvidia", raising=False)
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/somewhere")
+    runtime._let_preload_find_libraries()
+    runtime._let_preload_find_libraries()
+    assert os.environ["LD_LIBRARY_PATH"] == f"/somewhere:{library.parent}"
