@@ -1,0 +1,103 @@
+"""The real daemon on a real GPU: it starts, serves clients, lets one be taken off, and leaves nothing."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rollplex.nvml import Gpu, open_gpu
+from rollplex_coordinator.processes.environment import GpuAccess
+from rollplex_coordinator.processes.mps import Mps
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(180)]
+
+UP_S = 60.0
+CLIENT = """
+import sys, torch
+a = torch.ones(1024, 1024, device="cuda")
+torch.cuda.synchronize()
+print("up", flush=True)
+while True:
+    a = a @ a / 1024
+    torch.cuda.synchronize()
+    print("step", flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def gpu() -> Iterator[Gpu]:
+    found = open_gpu(0)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def mps(tmp_path: Path, gpu: Gpu) -> Iterator[Mps]:
+    daemon = Mps(tmp_path, gpu.info.uuid, os.environ)
+    yield daemon
+    daemon.stop()
+
+
+def client(mps: Mps, gpu: Gpu) -> subprocess.Popen[bytes]:
+    access = GpuAccess(uuid=gpu.info.uuid, mps=mps.variables, deterministic=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", CLIENT], env={**os.environ, **access.variables}, stdout=subprocess.PIPE
+    )
+
+
+def says(process: subprocess.Popen[bytes], word: bytes, deadline_s: float = UP_S) -> bool:
+    """Whether a line with this word comes in time; False if the process ends before."""
+    assert process.stdout is not None
+    end = time.monotonic() + deadline_s
+    while (left := end - time.monotonic()) > 0:
+        if not select.select([process.stdout], [], [], left)[0]:
+            return False
+        line = process.stdout.readline()
+        if not line:
+            return False
+        if word in line:
+            return True
+    return False
+
+
+def test_the_gpu_is_told_without_using_its_memory(gpu: Gpu) -> None:
+    before = gpu.used_bytes()
+    assert gpu.info.uuid.startswith("GPU-")
+    assert 0 < before < gpu.info.total_bytes
+    assert os.getpid() not in [process.pid for process in gpu.processes()]
+
+
+def test_the_daemon_quits_within_seconds_and_leaves_nothing(mps: Mps) -> None:
+    assert mps.alive
+    start_s = time.monotonic()
+    mps.stop()
+    assert time.monotonic() - start_s < 8.0
+    assert not Path(f"/proc/{mps.pid}").exists()
+    assert not mps.folder.exists()
+
+
+def test_a_client_that_is_taken_off_ends_and_another_goes_on(mps: Mps, gpu: Gpu) -> None:
+    one, other = client(mps, gpu), client(mps, gpu)
+    try:
+        assert says(one, b"up")
+        assert says(other, b"up")
+        pids = [process.pid for process in gpu.processes()]
+        assert one.pid in pids
+        assert other.pid in pids
+        mps.terminate(one.pid)
+        assert one.wait(20) != 0
+        for _ in range(3):
+            assert says(other, b"step")
+    finally:
+        for process in (one, other):
+            process.kill()
+            process.wait(10)
+            assert process.stdout is not None
+            process.stdout.close()
