@@ -237,6 +237,20 @@ def test_weight_decay_moves_matrices_but_no_norms_and_biases(make_rig: MakeRig) 
     assert {("bias", False, False), ("weight", False, False), ("weight", True, True)} <= kinds
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("settings", [ADAMW, SGD_MOMENTUM], ids=["adamw", "sgd"])
+def test_at_a_learning_rate_of_0_steps_are_made_and_weights_stay(
+    make_rig: MakeRig, settings: Optimizer, dtype: str
+) -> None:
+    rig = make_rig(msgspec.structs.replace(settings, lr=0.0), dtype)
+    before = {name: weight.clone() for name, weight in rig.weights.items()}
+    for step in range(2):
+        draw_gradients(rig, step)
+        rig.optimizer.step(0.0)
+    assert rig.optimizer.steps_made == 2
+    assert all(torch.equal(rig.weights[name], weight) for name, weight in before.items())
+
+
 def test_reset_forgets_moments_and_steps(make_rig: MakeRig) -> None:
     rig = make_rig(ADAMW, "bfloat16")
     draw_gradients(rig, 0)

@@ -113,7 +113,8 @@ def compare_gradients(
         StoppedError: a signal ended it.
         RollplexError: a run failed, or kept no gradient.
     """
-    config = load(wanted.config, list(wanted.overrides))
+    replayed = () if wanted.responses is None else ("rollout.engine=replay", f"rollout.replay={wanted.responses}")
+    config = load(wanted.config, [*wanted.overrides, *replayed])  # SGLang would not record in float32
     shape = read_shape(config.model.path)
     model = parameter_table(shape, dtype=config.model.dtype, freeze_vision=config.model.freeze_vision)
     table = gradient_table(model)

@@ -230,8 +230,8 @@ class OptimizerSection(Section):
 
     name: Literal["adamw", "sgd"] = "adamw"
     """adamw or sgd."""
-    lr: Annotated[float, Field(gt=0.0)] = 1e-6
-    """Learning rate at the end of warm-up."""
+    lr: Annotated[float, Field(ge=0.0)] = 1e-6
+    """Learning rate at the end of warm-up. 0: every step is made, and the weights stay; for measurements."""
     betas: tuple[Annotated[float, Field(ge=0.0, lt=1.0)], Annotated[float, Field(ge=0.0, lt=1.0)]] = (0.9, 0.999)
     """AdamW's decay of the first and second moment."""
     eps: Annotated[float, Field(gt=0.0)] = 1e-8
