@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
 from rollplex.memory.tensors import padding
@@ -112,9 +113,21 @@ def _norm() -> tuple[Any, Any, tuple[Tensor, ...]]:
             (numbers(700, 1280), numbers(1280)))  # fmt: skip
 
 
-@case("gate")
-def _gate() -> tuple[Any, Any, tuple[Tensor, ...]]:
-    return ops.silu_mul, reference.silu_mul, (numbers(33, 2 * 3424),)
+@case("norm and product")
+def _norm_linear() -> tuple[Any, Any, tuple[Tensor, ...]]:
+    def slow(x: Tensor, norm: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return F.linear(reference.rms_norm(x, norm, 1e-6), weight, bias)
+
+    return (lambda x, n, w, b: ops.norm_linear(x, n, 1e-6, w, b), slow,
+            (numbers(3, 40, 1280), numbers(1280), numbers(64, 1280), numbers(64)))  # fmt: skip
+
+
+@case("gate and product")
+def _gate_linear() -> tuple[Any, Any, tuple[Tensor, ...]]:
+    def slow(gate_up: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return F.linear(reference.silu_mul(gate_up), weight, bias)
+
+    return ops.gate_linear, slow, (numbers(3, 11, 2 * 3424), numbers(64, 3424), numbers(64))
 
 
 def _rotation(heads: int, kv: int, dim: int, *, wide: bool) -> tuple[Any, Any, tuple[Tensor, ...]]:

@@ -29,9 +29,9 @@ Bytes per token (language model) or per patch (vision tower):
 
 `rollplex.model.fused` saves less; in all its modules, i I' of the MLP in its padded width:
 
-    norm of width W: input                    i W                       norm; 1 / rms: 4
-      weighted                                i W                       the linear layers that follow
-    MLP: gate and up, product                 3 i I'                    gate, down
+    norm of width W in a layer: input         i W                       norm; 1 / rms: 4
+      elsewhere also: weighted                i W                       the linear layers that follow
+    MLP: gate and up                          2 i I'                    gate
 """
 
 from __future__ import annotations
@@ -266,8 +266,9 @@ def norm_bytes(width: int, item: int, *, fused: bool) -> int:
 def text_layer_bytes(shape: ModelShape, item: int, *, fused: bool) -> int:
     """Of one layer of the language model per token, without log-sum-exp or attention weights."""
     attention = item * shape.head_dim * 2 * (shape.heads + shape.kv_heads)
-    gates = 3 if fused else 4
-    return 2 * norm_bytes(shape.hidden, item, fused=fused) + attention + gates * item * shape.intermediate
+    if fused:
+        return 2 * (item * shape.hidden + 4) + attention + 2 * item * shape.intermediate
+    return 2 * norm_bytes(shape.hidden, item, fused=False) + attention + 4 * item * shape.intermediate
 
 
 def _vision_bytes(shape: ModelShape, grids: Sequence[Grid], item: int, wide: int, *, fused: bool) -> int:
@@ -311,10 +312,11 @@ def _vision_block(vision: VisionShape, item: int, wide: int, *, fused: bool) -> 
     windowed_tower = vision.architecture == "qwen2_5_vl"
     fused &= windowed_tower
     norm = norm_bytes(vision.hidden, item, fused=fused) if windowed_tower else 2 * (item * vision.hidden + wide)
-    mlp = (4 if windowed_tower else 3) * item * vision.intermediate
+    attention = 4 * item * vision.hidden + vision.heads * wide
     if fused:
-        mlp = 3 * item * vision_mlp_width(vision)
-    return 2 * norm + 4 * item * vision.hidden + mlp + vision.heads * wide, norm
+        return 2 * (item * vision.hidden + 4) + attention + 2 * item * vision_mlp_width(vision), norm
+    mlp = (4 if windowed_tower else 3) * item * vision.intermediate
+    return 2 * norm + attention + mlp, norm
 
 
 def full_blocks(vision: VisionShape) -> int:

@@ -50,10 +50,11 @@ class Norm(nn.Module):
 
 
 class Mlp(nn.Module):
-    """Gate and up in one product, in the stored width."""
+    """The norm before it, gate and up in one product, in the stored width."""
 
-    def __init__(self, stored: Stored, name: str, *, bias: bool) -> None:
+    def __init__(self, norm: nn.Module, stored: Stored, name: str, *, bias: bool) -> None:
         super().__init__()
+        self.norm = Norm(norm)
         self.gate_up = stored(f"{name}.gate_up_proj.weight")
         self.down = stored(f"{name}.down_proj.weight")
         self.gate_up_bias = stored(f"{name}.gate_up_proj.bias") if bias else None
@@ -61,15 +62,16 @@ class Mlp(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[..., hidden] -> [..., hidden]."""
-        inner = ops.silu_mul(F.linear(hidden, self.gate_up, self.gate_up_bias))
-        return F.linear(inner, self.down, self.down_bias)
+        gate_up = ops.norm_linear(hidden, self.norm.weight, self.norm.eps, self.gate_up, self.gate_up_bias)
+        return ops.gate_linear(gate_up, self.down, self.down_bias)
 
 
 class TextAttention(nn.Module):
-    """q, k and v in one product; rotation; the pass's own attention; output projection."""
+    """The norm before it; q, k and v in one product; rotation; the pass's own attention; output projection."""
 
-    def __init__(self, old: nn.Module, stored: Stored, name: str) -> None:
+    def __init__(self, norm: nn.Module, old: nn.Module, stored: Stored, name: str) -> None:
         super().__init__()
+        self.norm = Norm(norm)
         source: Any = old
         self.layer_idx: int = source.layer_idx
         self.scaling: float = source.scaling
@@ -90,7 +92,7 @@ class TextAttention(nn.Module):
     ) -> tuple[Tensor, None]:
         """hidden_states [B, T, hidden]; position_embeddings [B, T, D] each, from `Rotary`."""
         rows, tokens, _width = hidden_states.shape
-        qkv = F.linear(hidden_states, self.qkv, self.qkv_bias).flatten(0, 1)
+        qkv = ops.norm_linear(hidden_states, self.norm.weight, self.norm.eps, self.qkv, self.qkv_bias).flatten(0, 1)
         cos, sin = (t.expand(rows, -1, -1).reshape(rows * tokens, -1) for t in position_embeddings)
         parts = ops.rotate(qkv, cos, sin, heads=self.heads, kv_heads=self.kv_heads, wide=False)
         query, key, value = (t.view(rows, tokens, -1, self.head_dim).transpose(1, 2) for t in parts)
@@ -119,10 +121,11 @@ class Rotary(nn.Module):
 
 
 class VisionAttention(nn.Module):
-    """The vision tower's, with the rotation in one kernel."""
+    """The vision tower's, with the norm before it, and the rotation in one kernel."""
 
-    def __init__(self, old: nn.Module) -> None:
+    def __init__(self, norm: nn.Module, old: nn.Module) -> None:
         super().__init__()
+        self.norm = Norm(norm)
         source: Any = old
         self.heads: int = source.num_heads
         self.scaling: float = source.scaling
@@ -140,7 +143,8 @@ class VisionAttention(nn.Module):
     ) -> Tensor:
         """hidden_states [N, hidden]; position_embeddings [N, D] each."""
         cos, sin = position_embeddings
-        parts = ops.rotate(self.qkv(hidden_states), cos, sin, heads=self.heads, kv_heads=self.heads, wide=True)
+        qkv = ops.norm_linear(hidden_states, self.norm.weight, self.norm.eps, self.qkv.weight, self.qkv.bias)
+        parts = ops.rotate(qkv, cos, sin, heads=self.heads, kv_heads=self.heads, wide=True)
         query, key, value = (t.transpose(0, 1)[None] for t in parts)
         out, _none = vision_attention(
             self, query, key, value, None, scaling=self.scaling, cu_seq_lens_q=cu_seqlens, rollplex=rollplex
@@ -163,18 +167,18 @@ def fuse(model: Any, weights: Mapping[str, Tensor], gradients: Mapping[str, Tens
     section = tuple(int(n) for n in _section(text))
     text.rotary_emb = Rotary(text.rotary_emb, section)
     for number, layer in enumerate(text.layers):
-        layer.input_layernorm = Norm(layer.input_layernorm)
-        layer.post_attention_layernorm = Norm(layer.post_attention_layernorm)
-        layer.self_attn = TextAttention(layer.self_attn, stored, f"model.layers.{number}.self_attn")
-        layer.mlp = Mlp(stored, f"model.layers.{number}.mlp", bias=False)
+        of = f"model.layers.{number}"
+        layer.self_attn = TextAttention(layer.input_layernorm, layer.self_attn, stored, f"{of}.self_attn")
+        layer.mlp = Mlp(layer.post_attention_layernorm, stored, f"{of}.mlp", bias=False)
+        layer.input_layernorm = layer.post_attention_layernorm = nn.Identity()
     text.norm = Norm(text.norm)
     visual = model.model.visual
     if f"{_BLOCK.format(0)}.mlp.gate_up_proj.weight" not in weights:
         return
     for number, block in enumerate(visual.blocks):
-        block.norm1, block.norm2 = Norm(block.norm1), Norm(block.norm2)
-        block.attn = VisionAttention(block.attn)
-        block.mlp = Mlp(stored, f"{_BLOCK.format(number)}.mlp", bias=True)
+        block.attn = VisionAttention(block.norm1, block.attn)
+        block.mlp = Mlp(block.norm2, stored, f"{_BLOCK.format(number)}.mlp", bias=True)
+        block.norm1 = block.norm2 = nn.Identity()
     visual.merger.ln_q = Norm(visual.merger.ln_q)
 
 

@@ -1,14 +1,17 @@
 """Norm, gate and rotation with their gradients: by kernels on a GPU, by torch's own operations elsewhere.
 
-Owns what each saves for its backward, and the choice, by where the numbers lie. Importing this imports no Triton: only
-the first use on a GPU does.
+Owns what each saves for its backward, and the choice, by where the numbers lie. A norm or a gate that feeds a product
+is not kept: its backward makes it again from what it was made of, which costs one pass over memory and saves two fifths
+of what a layer would hold. Importing this imports no Triton: only the first use on a GPU does.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 from torch.autograd import Function
 
@@ -21,9 +24,15 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return out
 
 
-def silu_mul(gate_up: Tensor) -> Tensor:
-    """See `reference.silu_mul`; any leading dimensions. Saves its input."""
-    out: Tensor = _SiluMul.apply(gate_up)  # type: ignore[no-untyped-call]
+def norm_linear(x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """linear(rms_norm(x, norm, eps), weight, bias). Saves x and one number per row."""
+    out: Tensor = _NormLinear.apply(x, norm, eps, weight, bias)  # type: ignore[no-untyped-call]
+    return out
+
+
+def gate_linear(gate_up: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """linear(silu_mul(gate_up), weight, bias). Saves gate_up."""
+    out: Tensor = _GateLinear.apply(gate_up, weight, bias)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -63,19 +72,54 @@ class _RmsNorm(Function):
         return dx.view_as(x), d_weight, None
 
 
-class _SiluMul(Function):
+class _NormLinear(Function):
     @staticmethod
-    def forward(ctx: Any, gate_up: Tensor) -> Tensor:
-        gate_up = gate_up.contiguous()
-        ctx.save_for_backward(gate_up)
-        out: Tensor = _module(gate_up).gate_forward(gate_up.flatten(0, -2))
-        return out.view(*gate_up.shape[:-1], -1)
+    def forward(  # noqa: PLR0917 - autograd passes arguments by position
+        ctx: Any, x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None
+    ) -> Tensor:
+        x = x.contiguous()
+        y, rstd = _module(x).norm_forward(x.flatten(0, -2), norm, eps)
+        ctx.save_for_backward(x, norm, weight, rstd)
+        ctx.eps = eps
+        return F.linear(y, weight, bias).view(*x.shape[:-1], -1)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        (gate_up,) = ctx.saved_tensors
-        d: Tensor = _module(gate_up).gate_backward(grads[0].contiguous().flatten(0, -2), gate_up.flatten(0, -2))
-        return d.view_as(gate_up)
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, norm, weight, rstd = ctx.saved_tensors
+        flat, d = x.flatten(0, -2), grads[0].flatten(0, -2)
+        module = _module(x)
+        d_weight, d_bias = _linear_gradients(
+            d, lambda: module.norm_forward(flat, norm, ctx.eps)[0], ctx.needs_input_grad[3], ctx.needs_input_grad[4]
+        )
+        dx, d_norm = module.norm_backward(d @ weight, flat, norm, rstd, wanted=bool(ctx.needs_input_grad[1]))
+        return dx.view_as(x), d_norm, None, d_weight, d_bias
+
+
+class _GateLinear(Function):
+    @staticmethod
+    def forward(ctx: Any, gate_up: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        gate_up = gate_up.contiguous()
+        ctx.save_for_backward(gate_up, weight)
+        return F.linear(_module(gate_up).gate_forward(gate_up.flatten(0, -2)), weight, bias).view(
+            *gate_up.shape[:-1], -1
+        )
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        gate_up, weight = ctx.saved_tensors
+        flat, d = gate_up.flatten(0, -2), grads[0].flatten(0, -2)
+        module = _module(gate_up)
+        d_weight, d_bias = _linear_gradients(
+            d, lambda: module.gate_forward(flat), ctx.needs_input_grad[1], ctx.needs_input_grad[2]
+        )
+        return module.gate_backward(d @ weight, flat).view_as(gate_up), d_weight, d_bias
+
+
+def _linear_gradients(
+    d: Tensor, make_input: Callable[[], Tensor], weight: object, bias: object
+) -> tuple[Tensor | None, Tensor | None]:
+    """Of weight and bias of a linear layer, as far as they are wanted; d [N, out]."""
+    return d.t() @ make_input() if weight else None, d.sum(0) if bias else None
 
 
 class _Rotate(Function):
