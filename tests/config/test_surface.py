@@ -28,7 +28,7 @@ algorithm.entropy_bonus
 optimizer.name optimizer.lr optimizer.betas optimizer.eps optimizer.momentum optimizer.weight_decay
 optimizer.max_grad_norm optimizer.schedule optimizer.warmup_steps optimizer.final_lr_ratio
 batching.decode_prompts batching.prefix_prompts batching.suffix_prompts
-device.kind device.gpu device.sharing device.prefix_share device.decode_share
+device.kind device.gpu device.sharing device.prefix_share device.decode_share device.window
 memory.budget memory.overhead memory.prefix_activations
 deadlines.start_s deadlines.ack_s deadlines.load_s deadlines.unit_s deadlines.update_s deadlines.checkpoint_s
 deadlines.leave_s

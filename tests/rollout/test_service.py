@@ -28,8 +28,16 @@ from rollplex.protocol.common import (
     Loaded,
     Role,
 )
-from rollplex.protocol.rollout import FromRollout, GenerateUnit, GroupFinished, LoadRollout, ToRollout, UnitGenerated
-from rollplex_rollout.engine import Announce, FinishedGroup, Setup, Unit, UnitReport
+from rollplex.protocol.rollout import (
+    FromRollout,
+    GenerateUnit,
+    GroupFinished,
+    LoadRollout,
+    Prefilled,
+    ToRollout,
+    UnitGenerated,
+)
+from rollplex_rollout.engine import Announce, FinishedGroup, Setup, Unit, UnitReport, nobody
 from rollplex_rollout.service import RolloutService
 from support.tiny import VOCAB
 
@@ -56,7 +64,8 @@ class RecordedEngine:
     def kv_bytes(self, unit: Unit) -> int:
         return 100 * len(unit.prompts)
 
-    def generate(self, unit: Unit, announce: Announce) -> UnitReport:
+    def generate(self, unit: Unit, announce: Announce, prefilled: Callable[[], None] = nobody) -> UnitReport:
+        prefilled()
         for slot in unit.prompts:
             self.before(slot.group)
             self._story.append(f"announce {slot.group}")
@@ -144,8 +153,10 @@ def test_a_unit_of_the_real_engine_from_load_to_the_last_group(node: Node) -> No
     bench = Bench(node)
     (loaded,) = bench.load()
     assert loaded == Loaded(cause=1, table_bytes=node.table.total_bytes, on_policy=True)
-    *groups, done = bench.generate((0, 1, 2, 3))
+    prefilled, *groups, done = bench.generate((0, 1, 2, 3))
     assert isinstance(done, UnitGenerated)
+    assert isinstance(prefilled, Prefilled)
+    assert done.prefill_end_s <= prefilled.end_s <= done.end_s
     assert {group.responses.group for group in groups if isinstance(group, GroupFinished)} == {0, 1, 2, 3}
     for group in groups:
         assert isinstance(group, GroupFinished)
@@ -169,9 +180,12 @@ def test_replies_come_as_groups_finish_and_the_inputs_are_given_back_before_the_
 ) -> None:
     replies = recorded.generate()
     assert recorded.story == [
-        "attach 2", "announce 0", "GroupFinished", "announce 1", "GroupFinished", "detach 2", "UnitGenerated",
+        "attach 2", "Prefilled",
+        "announce 0", "GroupFinished", "announce 1", "GroupFinished", "detach 2", "UnitGenerated",
     ]  # fmt: skip
-    first, done = replies[0], replies[-1]
+    assert isinstance(replies[0], Prefilled)
+    assert (replies[0].step, replies[0].unit) == (7, 3)
+    first, done = replies[1], replies[-1]
     assert isinstance(first, GroupFinished)
     assert isinstance(done, UnitGenerated)
     assert first.responses.lengths == (2, 1)
@@ -227,7 +241,7 @@ def test_a_whole_update_while_a_unit_decodes_is_noticed_too(node: Node) -> None:
 
 def test_a_lease_that_is_too_small_is_refused_before_anything_is_sampled(recorded: Bench) -> None:
     enough = LeaseRef(lease=1, kind=Kind.ROLLOUT_KV, size_bytes=200)
-    assert len(recorded.generate(kv=enough)) == 3
+    assert len(recorded.generate(kv=enough)) == 4
     recorded.story.clear()
     with pytest.raises(BudgetError, match=r"step 7, decode unit 3: .*got 199 bytes; needed 200"):
         recorded.generate(kv=msgspec.structs.replace(enough, size_bytes=199))
@@ -244,7 +258,7 @@ def test_from_drain_to_committed_nothing_is_sampled(recorded: Bench) -> None:
     answer = recorded.tell(Committed(cause=9, version=VERSION + 1))
     assert answer == [CachesDropped(cause=9, version=VERSION + 1)]
     assert recorded.story == ["drop caches", "CachesDropped"]
-    assert len(recorded.generate(version=VERSION + 1)) == 3
+    assert len(recorded.generate(version=VERSION + 1)) == 4
 
 
 def test_a_commit_that_the_header_does_not_show_is_refused_and_the_service_stays_drained(recorded: Bench) -> None:

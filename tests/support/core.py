@@ -237,6 +237,7 @@ class Core:
             Mode(config.run.schedule),
             reference=config.needs_reference,
             batch_rewards=config.algorithm.scale_rewards == "batch",
+            after_prefill=config.device.window == "decode",
         )
         return TrainStep(c, plan, schedule, inputs), inputs
 

@@ -51,7 +51,7 @@ from rollplex.protocol.prefix import (
     SuffixScored,
 )
 from rollplex.protocol.reward import GroupRewarded, RewardFailed, RewardGroup, RewardProblem
-from rollplex.protocol.rollout import GenerateUnit, GroupFinished, UnitGenerated
+from rollplex.protocol.rollout import GenerateUnit, GroupFinished, Prefilled, UnitGenerated
 from rollplex.protocol.trainer import (
     ApplyUpdate,
     CheckpointSaved,
@@ -195,7 +195,7 @@ class Workers:
             vision_prompts=sum(1 for slot in m.prompts if slot.media),
             held=(Held(lease=m.kv.lease, size_bytes=m.kv.size_bytes),),
         )
-        return [*groups, end]
+        return [Prefilled(cause=m.cause, step=m.step, unit=m.unit, end_s=end.prefill_end_s), *groups, end]
 
     def finished(self, m: GenerateUnit, slot: PromptSlot) -> GroupFinished:
         size = m.sampling.group_size

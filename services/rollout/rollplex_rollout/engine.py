@@ -165,6 +165,10 @@ class Setup:
 Announce: TypeAlias = Callable[[FinishedGroup], None]
 
 
+def nobody() -> None:
+    """Nobody wants to know that a unit is prefilled."""
+
+
 class Engine(Protocol):
     """Samples responses from the weights that it was made over."""
 
@@ -198,8 +202,14 @@ class Engine(Protocol):
         """
         ...
 
-    def generate(self, unit: Unit, announce: Announce) -> UnitReport:
+    def generate(self, unit: Unit, announce: Announce, prefilled: Callable[[], None] = nobody) -> UnitReport:
         """Sample the unit by the rules of this module.
+
+        Args:
+            unit: the prompts and how they are sampled.
+            announce: is told of each group that is finished.
+            prefilled: called at most once, in the same thread, when every prompt has its first token; an engine that
+                cannot tell does not call it.
 
         Raises:
             EngineError: the unit cannot be sampled, or the model's logits are not finite.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
@@ -23,7 +23,7 @@ from rollplex.errors import EngineError
 from rollplex.memory.digest import digest
 from rollplex.memory.segment import Mapping
 from rollplex.protocol.common import PromptSlot
-from rollplex_rollout.engine import Announce, FinishedGroup, Setup, Unit, UnitReport
+from rollplex_rollout.engine import Announce, FinishedGroup, Setup, Unit, UnitReport, nobody
 
 TRAIN: Final = "train"
 """The source of training responses; those of evaluations have its name."""
@@ -75,9 +75,10 @@ class ReplayEngine:
         del unit
         return 0
 
-    def generate(self, unit: Unit, announce: Announce) -> UnitReport:
+    def generate(self, unit: Unit, announce: Announce, prefilled: Callable[[], None] = nobody) -> UnitReport:
         unit.check()
         start_s = time.monotonic()
+        prefilled()
         groups = sorted((self._group(unit, slot) for slot in unit.prompts), key=lambda group: max(group.lengths))
         for number, group in enumerate(groups, start=1):
             end_s = start_s + self._seconds * number / len(groups)

@@ -34,7 +34,15 @@ from rollplex.protocol.common import (
     Responses,
     SegmentRef,
 )
-from rollplex.protocol.rollout import FromRollout, GenerateUnit, GroupFinished, LoadRollout, ToRollout, UnitGenerated
+from rollplex.protocol.rollout import (
+    FromRollout,
+    GenerateUnit,
+    GroupFinished,
+    LoadRollout,
+    Prefilled,
+    ToRollout,
+    UnitGenerated,
+)
 from rollplex_rollout.engine import Engine, EngineFactory, FinishedGroup, Setup, Unit
 
 Reply: TypeAlias = Callable[[FromRollout], None]
@@ -125,7 +133,10 @@ class RolloutService:
             end = ready.header.require(message.version).version
             reply(_group_message(message, group, start, end))
 
-        report = ready.engine.generate(unit, announce)
+        def prefilled() -> None:
+            reply(Prefilled(cause=message.cause, step=message.step, unit=message.unit, end_s=time.monotonic()))
+
+        report = ready.engine.generate(unit, announce, prefilled)
         self._segments.detach(message.inputs.segment)
         reply(
             UnitGenerated(

@@ -11,6 +11,7 @@ that tokens decide.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from rollplex.model.decode import Decoder
 from rollplex.model.logprob import log_probabilities
 from rollplex.model.prefix import prefix_forward
 from rollplex.model.setup import prepare_torch
-from rollplex_rollout.engine import Announce, Setup, Unit, UnitReport
+from rollplex_rollout.engine import Announce, Setup, Unit, UnitReport, nobody
 from rollplex_rollout.philox import Draws
 from rollplex_rollout.sampling import Rule, draw, exclusion
 from rollplex_rollout.transcript import Transcript
@@ -84,7 +85,7 @@ class TransformersEngine:
             dtype=self._dtype,
         )
 
-    def generate(self, unit: Unit, announce: Announce) -> UnitReport:
+    def generate(self, unit: Unit, announce: Announce, prefilled: Callable[[], None] = nobody) -> UnitReport:
         unit.check()
         sampling = unit.sampling
         start_s, calls = time.monotonic(), self._tower_calls
@@ -93,6 +94,7 @@ class TransformersEngine:
         decoder = Decoder(self._model, state, sampling.group_size, unit.longest)
         logits = decoder.first_logits()
         prefill_end_s = time.monotonic()
+        prefilled()
         transcript, draws, steps = Transcript(unit), _draws(unit), 0
         rule = Rule(
             temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k, excluded=self._excluded

@@ -71,6 +71,9 @@ class DeviceSection(Section):
     measures the best one."""
     decode_share: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     """Share of them that decoding keeps to (engine sglang)."""
+    window: Literal["rollout", "decode"] = "rollout"
+    """From when prefix work may run beside the rollout: from its begin, or once the prompts of a decode batch have been
+    read, which uses the GPU as fully as prefix work does."""
 
 
 class MemorySection(Section):

@@ -88,7 +88,8 @@ class LoadRollout(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
 
 
 # coordinator -> rollout: sample these prompts together, in this one decode batch, from exactly `version`.
-# Answers: GroupFinished for each group as soon as its last sample stops, then UnitGenerated.
+# Answers: Prefilled, from engines that can tell; GroupFinished for each group as soon as its last sample stops; then
+# UnitGenerated.
 class GenerateUnit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     cause: Count
     step: Count
@@ -98,6 +99,15 @@ class GenerateUnit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     prompts: Annotated[tuple[PromptSlot, ...], Meta(max_length=MAX_ITEMS)]
     sampling: Sampling
     kv: LeaseRef
+
+
+# rollout -> coordinator: every prompt of the unit has its first token; what follows is decoding. Need not be sent: with
+# device.window: decode prefix work then waits for the end of the unit.
+class Prefilled(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
+    cause: Count
+    step: Count
+    unit: Count
+    end_s: Seconds
 
 
 # rollout -> coordinator
@@ -132,5 +142,15 @@ class UnitGenerated(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 ToRollout: TypeAlias = LoadRollout | GenerateUnit | Drain | Committed | DigestRequest | Leave
 FromRollout: TypeAlias = (
-    Received | Alive | Leaving | Failed | Loaded | GroupFinished | UnitGenerated | Drained | CachesDropped | DigestReply
+    Received
+    | Alive
+    | Leaving
+    | Failed
+    | Loaded
+    | Prefilled
+    | GroupFinished
+    | UnitGenerated
+    | Drained
+    | CachesDropped
+    | DigestReply
 )

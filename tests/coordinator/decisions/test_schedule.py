@@ -44,11 +44,16 @@ class World:
     pending: list[tuple[str, object]] = field(default_factory=list)
     asking: list[tuple[Which, int]] = field(default_factory=list)
     held: int = 0
+    tells: bool = False
+    """The rollout says when a unit is prefilled."""
 
     def take(self, instructions: Iterable[Instruction]) -> None:
         for instruction in instructions:
             self.log.append(instruction)
             match instruction:
+                case Generate(unit=unit) if self.tells:
+                    self.pending += [("prefilled", unit), *(("finished", g) for g in self.plan.decode[unit])]
+                    self.pending.append(("generated", unit))
                 case Ask(which=which, unit=unit):
                     self.asking.append((which, unit))
                 case Release():
@@ -65,7 +70,11 @@ class World:
         while self.asking and self.held < self.room:
             self.held += 1
             self.take(self.schedule.granted(*self.asking.pop(0)))
-        choices = [p for p in self.pending if p[0] != "generated" or not any(q[0] == "finished" for q in self.pending)]
+        choices = [
+            p
+            for p in self.pending
+            if p[0] != "generated" or not any(q[0] in ("prefilled", "finished") for q in self.pending)
+        ]
         assert choices, f"nothing can happen any more: {self.log[-5:]}"
         event = self.rng.choice(choices)
         self.pending.remove(event)
@@ -74,6 +83,8 @@ class World:
 
     def answer(self, event: tuple[str, object]) -> None:
         match event:
+            case ("prefilled", int(unit)):
+                self.take(self.schedule.prefilled(unit))
             case ("finished", int(group)):
                 self.take(self.schedule.group_finished(group))
             case ("generated", int(unit)):
@@ -99,7 +110,15 @@ class World:
 
 
 def play(
-    mode: Mode, *, seed: int = 0, room: int = 99, reference: bool = True, batch: bool = False, **sizes: int
+    mode: Mode,
+    *,
+    seed: int = 0,
+    room: int = 99,
+    reference: bool = True,
+    batch: bool = False,
+    after_prefill: bool = False,
+    tells: bool = False,
+    **sizes: int,
 ) -> World:
     plan = plan_step(
         sizes.get("groups", 6),
@@ -107,8 +126,8 @@ def play(
         prefix_prompts=sizes.get("prefix", 2),
         suffix_prompts=sizes.get("suffix", 1),
     )
-    schedule = Schedule(plan, mode, reference=reference, batch_rewards=batch)
-    return World(schedule=schedule, plan=plan, rng=random.Random(seed), room=room).run()
+    schedule = Schedule(plan, mode, reference=reference, batch_rewards=batch, after_prefill=after_prefill)
+    return World(schedule=schedule, plan=plan, rng=random.Random(seed), room=room, tells=tells).run()
 
 
 small = st.integers(0, 4)
@@ -120,16 +139,36 @@ small = st.integers(0, 4)
     seed=st.integers(0, 10**6),
     room=st.integers(1, 3),
     reference=st.booleans(),
+    after_prefill=st.booleans(),
+    tells=st.booleans(),
     groups=st.integers(1, 7),
     decode=small,
     prefix=small,
     suffix=small,
 )
 def test_every_order_of_events_ends_with_every_group_trained_once(
-    mode: Mode, seed: int, room: int, reference: bool, groups: int, decode: int, prefix: int, suffix: int
+    mode: Mode,
+    seed: int,
+    room: int,
+    reference: bool,
+    after_prefill: bool,
+    tells: bool,
+    groups: int,
+    decode: int,
+    prefix: int,
+    suffix: int,
 ) -> None:
     world = play(
-        mode, seed=seed, room=room, reference=reference, groups=groups, decode=decode, prefix=prefix, suffix=suffix
+        mode,
+        seed=seed,
+        room=room,
+        reference=reference,
+        after_prefill=after_prefill,
+        tells=tells,
+        groups=groups,
+        decode=decode,
+        prefix=prefix,
+        suffix=suffix,
     )
     trained = [i.unit for i in world.log if isinstance(i, Train)]
     assert trained == list(range(len(world.plan.suffix)))
@@ -183,6 +222,43 @@ def test_prefix_work_is_never_beside_a_rollout_that_is_over(mode: Mode) -> None:
     assert mode is not Mode.SERIAL or not any(
         isinstance(i, Forward) for i in world.log[: world.log.index(Enter(phase=Phase.SCORE))]
     )
+
+
+@pytest.mark.parametrize("mode", [Mode.OVERLAP, Mode.STREAM])
+@pytest.mark.parametrize("seed", range(8))
+def test_after_prefill_no_forward_begins_while_prompts_of_a_decode_unit_are_read(mode: Mode, seed: int) -> None:
+    world = play(mode, seed=seed, after_prefill=True, tells=True, decode=2)
+    plan, reading, begun = world.plan, False, 0
+    schedule = Schedule(plan, mode, reference=True, batch_rewards=False, after_prefill=True)
+    again = World(schedule=schedule, plan=plan, rng=random.Random(seed), room=99, tells=True)
+    again.take(schedule.start())
+    while not schedule.complete:
+        seen = len(again.log)
+        again.step()
+        if again.events[-1].startswith("prefilled"):
+            reading = False
+        for instruction in again.log[seen:]:
+            reading = reading or isinstance(instruction, Generate)
+            begun += isinstance(instruction, Forward)
+            assert not (reading and isinstance(instruction, Ask | Forward)), again.events[-1]
+    assert begun == 2 * len(plan.prefix)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_after_prefill_a_rollout_that_does_not_tell_has_the_device_to_itself(seed: int) -> None:
+    log = play(Mode.OVERLAP, seed=seed, after_prefill=True, tells=False).log
+    assert not any(isinstance(i, Ask | Forward) for i in log[: log.index(Enter(phase=Phase.SCORE))])
+
+
+def test_a_unit_is_prefilled_once_and_while_it_is_sampled() -> None:
+    plan = plan_step(2, decode_prompts=1, prefix_prompts=1, suffix_prompts=1)
+    schedule = Schedule(plan, Mode.OVERLAP, reference=False, batch_rewards=False, after_prefill=True)
+    schedule.start()
+    with pytest.raises(StateError, match="decode unit 1 prefilled"):
+        schedule.prefilled(1)
+    assert schedule.prefilled(0) == [Ask(which=Which.ACTOR, unit=0)]
+    with pytest.raises(StateError, match="each unit once"):
+        schedule.prefilled(0)
 
 
 def test_stream_trains_finished_groups_while_others_are_sampled() -> None:

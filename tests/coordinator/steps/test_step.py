@@ -19,7 +19,7 @@ from rollplex.journal import events
 from rollplex.journal.events import UnitKind
 from rollplex.protocol.prefix import PrefixBackward, PrefixForward, ScoreSuffix, Which
 from rollplex.protocol.reward import RewardGroup, RewardProblem
-from rollplex.protocol.rollout import GenerateUnit
+from rollplex.protocol.rollout import GenerateUnit, GroupFinished
 from rollplex.protocol.trainer import TrainSuffix
 from rollplex_coordinator.decisions.plan import StepPlan
 from rollplex_coordinator.steps.feed import StepInputs
@@ -206,9 +206,10 @@ def test_a_group_with_a_token_of_another_version_ends_the_step(make_core: MakeCo
     honest = core.workers.answers[GenerateUnit]
 
     def stale(m: GenerateUnit) -> list[Any]:
-        groups = honest(m)
-        groups[2] = replace(groups[2], version_start=start, version_end=end)
-        return groups
+        answers = honest(m)
+        third = [answer for answer in answers if isinstance(answer, GroupFinished)][2]
+        answers[answers.index(third)] = replace(third, version_start=start, version_end=end)
+        return answers
 
     core.workers.answers[GenerateUnit] = stale
     step, _ = core.begin(ROWS[:4])
@@ -220,7 +221,7 @@ def test_a_group_with_a_token_of_another_version_ends_the_step(make_core: MakeCo
 def test_a_group_that_comes_twice_ends_the_step(make_core: MakeCore) -> None:
     core = make_core()
     honest = core.workers.answers[GenerateUnit]
-    core.workers.answers[GenerateUnit] = lambda m: [honest(m)[0]] * 2
+    core.workers.answers[GenerateUnit] = lambda m: [a for a in honest(m) if isinstance(a, GroupFinished)][:1] * 2
     step, _ = core.begin(ROWS[:4])
     with pytest.raises(StateError, match="needed each group once"):
         step.run()

@@ -68,3 +68,22 @@ def test_where_nobody_is_limited_nothing_is_said(make_core: MakeCore) -> None:
     core = make_core(run={"schedule": "overlap"}, batching={"prefix_prompts": 1})
     assert run(core, Window()).said == [False]
     assert {m.share for m in core.sent(PrefixForward)} == {1.0}
+
+
+def test_with_the_window_of_decoding_forwards_wait_until_the_prompts_are_read(make_core: MakeCore) -> None:
+    core = make_core(
+        run={"schedule": "overlap"}, device={"window": "decode"}, batching={"decode_prompts": 2, "prefix_prompts": 1}
+    )
+    step, _ = core.begin(ROWS)
+    schedule, sent = step._schedule, dict[int, int]()
+    prefilled = schedule.prefilled
+
+    def counted(unit: int) -> list[Any]:
+        sent[unit] = len(core.sent(PrefixForward))
+        return prefilled(unit)
+
+    schedule.prefilled = counted  # type: ignore[method-assign]
+    step.run()
+    assert sorted(sent) == [0, 1]
+    assert sent[0] == 0
+    assert len(core.sent(PrefixForward)) == len(ROWS) * 2

@@ -4,6 +4,7 @@
     ---------------  ---------------------  -----------------------------------------------------------
     start            shell                  Generate(0), Ask(first prefix unit)
     granted          ledger                 Forward, Ask(next prefix unit)
+    prefilled        rollout                Ask, Forward, if prefix work waits for it
     group_finished   rollout                Reward; Score and Train under `stream`
     generated        rollout                Generate(next) or Enter(SCORE), then Forward under `serial`
     group_rewarded   reward child           Train
@@ -118,16 +119,21 @@ class Schedule:
         mode: serial, overlap or stream.
         reference: whether groups are scored under reference weights (beta above 0).
         batch_rewards: whether a suffix unit needs the rewards of the whole step (advantages scaled by the batch).
+        after_prefill: whether prefix work beside the rollout waits until the prompts of the decode unit are prefilled.
 
     Raises:
         StateError: from any method, for an event that cannot happen now; the state is then unchanged.
     """
 
-    def __init__(self, plan: StepPlan, mode: Mode, *, reference: bool, batch_rewards: bool) -> None:
+    def __init__(
+        self, plan: StepPlan, mode: Mode, *, reference: bool, batch_rewards: bool, after_prefill: bool = False
+    ) -> None:
         self._plan = plan
         self._mode = mode
         self._reference = reference
         self._batch_rewards = batch_rewards
+        self._after_prefill = after_prefill
+        self._prefilled = False
         kinds = (Which.REFERENCE, Which.ACTOR) if reference else (Which.ACTOR,)
         self._order = [(which, unit.index) for which in kinds for unit in plan.prefix]
         self._asked = 0
@@ -175,6 +181,13 @@ class Schedule:
         self._expect((which, unit) in asked, f"granted {which} {unit}", "a unit that was asked for")
         self._expect((which, unit) not in self._granted, f"granted {which} {unit}", "one grant per unit")
         self._granted.append((which, unit))
+        return list(self._next())
+
+    def prefilled(self, unit: int) -> list[Instruction]:
+        """Every prompt of the decode unit has its first token."""
+        self._expect(unit == self._generating, f"decode unit {unit} prefilled", f"unit {self._generating}")
+        self._expect(not self._prefilled, f"decode unit {unit} prefilled", "each unit once")
+        self._prefilled = True
         return list(self._next())
 
     def group_finished(self, group: int) -> list[Instruction]:
@@ -231,7 +244,9 @@ class Schedule:
     # --- what the schedules differ in -----------------------------------------------------------------------------
 
     def _prefix_may_run(self) -> bool:
-        return self._mode is not Mode.SERIAL or self._rollout_over
+        if self._mode is Mode.SERIAL or (self._after_prefill and not self._prefilled):
+            return self._rollout_over
+        return True
 
     def _suffix_may_run(self) -> bool:
         return self._mode is Mode.STREAM or self._rollout_over
@@ -246,6 +261,7 @@ class Schedule:
         yield from self._next_phase()
         if self._generating is None and not self._rollout_over:
             self._generating = self._generated
+            self._prefilled = False
             yield Generate(unit=self._generated)
         # One unit asks ahead: the next asks once this one is granted.
         if self._prefix_may_run() and self._asked == len(self._granted) and self._asked < len(self._order):

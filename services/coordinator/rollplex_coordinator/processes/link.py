@@ -16,7 +16,7 @@ from typing import Any, NoReturn, TypeVar
 
 from rollplex.errors import ProtocolError, RollplexError, ServiceDied, StateError
 from rollplex.protocol.common import Alive, Device, ErrorReport, Failed, Leave, Leaving, Received, Role
-from rollplex.protocol.rollout import GroupFinished
+from rollplex.protocol.rollout import GroupFinished, Prefilled
 from rollplex_coordinator.decisions.waits import Wait, Waits
 from rollplex_coordinator.processes.hub import Arrived, Event, Gone, Hub, Joined, Peer, Ready, Unreachable
 from rollplex_coordinator.processes.stop import StopRun
@@ -279,7 +279,7 @@ class Link:
                 raise WorkerFailed(peer, message.error)
             case Leaving():
                 self.stop(StopRun(source=f"{message.reason} to {peer}", exit_code=0))
-            case GroupFinished():
+            case GroupFinished() | Prefilled():
                 self.waits.touch(message.cause, self._clock())
                 self._dispatch(peer, message)
             case _:

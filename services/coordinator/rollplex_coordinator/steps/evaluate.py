@@ -15,7 +15,7 @@ from rollplex.journal.events import EvalDone, EvalStarted
 from rollplex.journal.phases import Phase
 from rollplex.protocol.common import Role
 from rollplex.protocol.reward import GroupRewarded, RewardFailed, RewardGroup, RewardPart
-from rollplex.protocol.rollout import GenerateUnit, GroupFinished, UnitGenerated
+from rollplex.protocol.rollout import GenerateUnit, GroupFinished, Prefilled, UnitGenerated
 from rollplex_coordinator.decisions.reported import finite, mean, part_means
 from rollplex_coordinator.processes.hub import Peer
 from rollplex_coordinator.records.completions import Completion, completions_of
@@ -53,6 +53,7 @@ class Evaluation:
         c = self._c
         c.record.enter(Phase.EVAL)
         c.memory.enter(Phase.EVAL)
+        c.link.on(Prefilled, lambda _peer, _message: None)  # nothing waits for it
         c.link.on(GroupFinished, self._on_group)
         c.link.on(UnitGenerated, self._on_generated)
         c.link.on(GroupRewarded, self._on_rewarded)

@@ -68,6 +68,7 @@ class Iteration:
             Mode(config.run.schedule),
             reference=config.needs_reference,
             batch_rewards=config.algorithm.scale_rewards == "batch",
+            after_prefill=config.device.window == "decode",
         )
         gathered = TrainStep(c, plan, schedule, inputs).run()
         update = Update(c)

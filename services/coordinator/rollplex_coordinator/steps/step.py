@@ -16,7 +16,7 @@ from rollplex.journal import events
 from rollplex.journal.events import UnitKind
 from rollplex.protocol.prefix import PrefixBackwardDone, PrefixReady, SuffixScored, Which
 from rollplex.protocol.reward import GroupRewarded, RewardFailed
-from rollplex.protocol.rollout import GroupFinished, UnitGenerated
+from rollplex.protocol.rollout import GroupFinished, Prefilled, UnitGenerated
 from rollplex.protocol.trainer import SuffixTrained
 from rollplex_coordinator.decisions.plan import StepPlan
 from rollplex_coordinator.decisions.schedule import (
@@ -69,6 +69,7 @@ class TrainStep:
     def run(self) -> Gathered:
         """Do the step; pumps until every gradient of it is in the arenas."""
         on = self._c.link.on
+        on(Prefilled, self._on_prefilled)
         on(GroupFinished, self._on_group_finished)
         on(UnitGenerated, self._on_generated)
         on(GroupRewarded, self._on_rewarded)
@@ -124,6 +125,9 @@ class TrainStep:
                 assert_never(instruction)
 
     # --- answers --------------------------------------------------------------------------------------------------
+
+    def _on_prefilled(self, _peer: Peer, message: Prefilled) -> None:
+        self._do(self._schedule.prefilled(message.unit))
 
     def _on_group_finished(self, _peer: Peer, message: GroupFinished) -> None:
         group = message.responses.group

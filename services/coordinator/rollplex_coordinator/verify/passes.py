@@ -24,7 +24,7 @@ from rollplex.errors import StateError
 from rollplex.journal.phases import Phase
 from rollplex.protocol.common import CachesDropped, Committed, Drain, Drained, Logprobs, Role
 from rollplex.protocol.prefix import PrefixBackwardDone, PrefixReady, SuffixScored, Which
-from rollplex.protocol.rollout import GroupFinished, UnitGenerated
+from rollplex.protocol.rollout import GroupFinished, Prefilled, UnitGenerated
 from rollplex.protocol.trainer import (
     PrepareUpdate,
     SkipUpdate,
@@ -79,6 +79,7 @@ class Passes:
         self._enter(Phase.ROLLOUT)
         orders = self._orders(c)
         finished: list[GroupFinished] = []
+        c.link.on(Prefilled, lambda _peer, _message: None)  # nothing waits for it
         c.link.on(GroupFinished, lambda _peer, message: finished.append(message))
         generated = self._answer(UnitGenerated, lambda: orders.generate(0))
         c.memory.measured(generated.held)

@@ -19,14 +19,14 @@ import logging
 import os
 import queue
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Final, Protocol, Self
 
 from rollplex.errors import EngineError, RollplexError
 from rollplex.memory.predict import pool_kv_bytes
 from rollplex.memory.segment import Mapping
 from rollplex.protocol.common import Memory
-from rollplex_rollout.engine import Announce, Setup, Unit, UnitReport
+from rollplex_rollout.engine import Announce, Setup, Unit, UnitReport, nobody
 from rollplex_rollout.philox import draw_key
 from rollplex_rollout.sglang import wire
 from rollplex_rollout.sglang.arguments import (
@@ -39,7 +39,7 @@ from rollplex_rollout.sglang.arguments import (
 from rollplex_rollout.sglang.hooks import BEGIN, REST
 from rollplex_rollout.sglang.remote import RemoteMapping
 from rollplex_rollout.sglang.requests import Request, Requests
-from rollplex_rollout.sglang.streams import Chunk, Done, Finished, Inbox, Streams
+from rollplex_rollout.sglang.streams import Chunk, Done, Finished, Inbox, Prefilled, Streams
 
 STALL_S: Final = 240.0
 """Without a token of any request for so long, the unit is given up. The first units compile kernels."""
@@ -160,7 +160,7 @@ class SglangEngine:
         spec = self._setup
         return pool_kv_bytes(spec.shape, kv_tokens=spec.engine.kv_tokens, dtype=spec.spec.dtype)
 
-    def generate(self, unit: Unit, announce: Announce) -> UnitReport:
+    def generate(self, unit: Unit, announce: Announce, prefilled: Callable[[], None] = nobody) -> UnitReport:
         """Sample a unit; after an error the engine may be of no use any more."""
         unit.check()
         self._runtime.require_alive()
@@ -173,7 +173,7 @@ class SglangEngine:
         self._runtime.rpc(BEGIN, seed=unit_seed(unit))
         inbox = Inbox()
         try:
-            self._sample(unit, requests, inbox, announce)
+            self._sample(unit, requests, inbox, announce, prefilled)
         except BaseException as error:
             self._give_up(error)
             raise
@@ -199,7 +199,14 @@ class SglangEngine:
         self._remote.close()
         self._runtime.close()
 
-    def _sample(self, unit: Unit, requests: list[list[Request]], inbox: Inbox, announce: Announce) -> None:
+    def _sample(
+        self,
+        unit: Unit,
+        requests: list[list[Request]],
+        inbox: Inbox,
+        announce: Announce,
+        prefilled: Callable[[], None],
+    ) -> None:
         sampling = unit.sampling
         streams = Streams(
             groups=[slot.group for slot in unit.prompts],
@@ -212,9 +219,12 @@ class SglangEngine:
         running = self._runtime.submit(streams.run())
         try:
             while True:
-                finished, done = self._next(inbox)
-                for event in finished:
+                events = self._next(inbox)
+                if any(isinstance(event, Prefilled) for event in events):
+                    prefilled()
+                for event in sorted((e for e in events if isinstance(e, Finished)), key=lambda e: e.index):
                     announce(event.group)
+                done = next((event for event in events if isinstance(event, Done)), None)
                 if done is not None:
                     if done.error is not None:
                         raise _named(done.error)
@@ -222,8 +232,8 @@ class SglangEngine:
         finally:
             running.cancel()
 
-    def _next(self, inbox: Inbox) -> tuple[list[Finished], Done | None]:
-        """What has happened since the last call, at least something: groups in the order of their prompts."""
+    def _next(self, inbox: Inbox) -> list[Prefilled | Finished | Done]:
+        """What has happened since the last call, at least something."""
         while True:
             try:
                 events = [inbox.events.get(timeout=_LOOK_EVERY_S)]
@@ -233,8 +243,7 @@ class SglangEngine:
                 self._require_progress(inbox)
         while not inbox.events.empty():
             events.append(inbox.events.get())
-        finished = sorted((event for event in events if isinstance(event, Finished)), key=lambda event: event.index)
-        return finished, next((event for event in events if isinstance(event, Done)), None)
+        return events
 
     def _require_progress(self, inbox: Inbox) -> None:
         silent_s = time.monotonic() - inbox.last_chunk_s

@@ -33,6 +33,11 @@ ROUNDING: Final = 1e-4
 
 
 @dataclass(frozen=True)
+class Prefilled:
+    """Every prompt has its first token."""
+
+
+@dataclass(frozen=True)
 class Finished:
     """A group is whole."""
 
@@ -52,7 +57,7 @@ class Inbox:
     """What the unit's requests bring forth, for another thread."""
 
     def __init__(self) -> None:
-        self.events: queue.SimpleQueue[Finished | Done] = queue.SimpleQueue()
+        self.events: queue.SimpleQueue[Prefilled | Finished | Done] = queue.SimpleQueue()
         self.last_chunk_s = time.monotonic()
         """When anything came last."""
         self.prefill_end_s = self.last_chunk_s
@@ -92,6 +97,7 @@ class Streams:
         """
         self._groups = groups
         self._requests = requests
+        self._waiting = len(requests)
         self._stop_ids = frozenset(stop_ids)
         self._forced = forced
         self._stream = stream
@@ -118,6 +124,9 @@ class Streams:
             running = [tasks.create_task(self._sample(requests[0], started))]
             await started.wait()
             self._inbox.prefill_end_s = time.monotonic()
+            self._waiting -= 1
+            if not self._waiting:
+                self._inbox.events.put(Prefilled())
             running += [tasks.create_task(self._sample(request)) for request in requests[1:]]
         self._inbox.events.put(Finished(index, self._finished(index, [task.result() for task in running])))
 
