@@ -138,6 +138,31 @@ def test_libraries_compute_the_same_on_a_share(shares: Multiprocessors, name: st
     torch.testing.assert_close(limited.float(), whole.float(), rtol=2e-2, atol=2e-2 * float(whole.float().abs().max()))
 
 
+@pytest.mark.parametrize("name", ["linear", "attention", "convolution", "norm"])
+def test_a_share_changes_no_bits(shares: Multiprocessors, name: str) -> None:
+    """Serial and overlap are to have one result. A library that chooses its way by the number of multiprocessors would
+    be found here."""
+    operation = operations()[name]
+    whole = operation()
+    with shares.on_share(0.64, Side.LAST):
+        limited = operation()
+    assert torch.equal(whole, limited)
+
+
+def test_parts_cost_little_memory(record_property: Callable[[str, object], None]) -> None:
+    torch.zeros(1, device="cuda")
+    fresh = Multiprocessors(GreenDriver)
+    torch.cuda.synchronize()
+    before = torch.cuda.mem_get_info()[0]
+    for share in (0.3, 0.7):
+        with fresh.on_share(share, Side.LAST):
+            torch.zeros(1, device="cuda")
+    taken = before - torch.cuda.mem_get_info()[0]
+    record_property("bytes of two parts", taken)
+    print(f"two parts took {taken / 2**20:.1f} MiB")
+    assert taken < 256 * 2**20
+
+
 def test_what_torch_launches_is_limited_too(shares: Multiprocessors) -> None:
     """Kernels of cuBLAS cannot say where they were; on a sixteenth of the device they take many times as long."""
     a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
