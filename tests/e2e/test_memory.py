@@ -67,6 +67,21 @@ def test_prompts_wait_for_memory_and_the_bits_are_those_of_an_ample_budget(ample
     assert [e.digest for e in scarce.of(UpdateCommitted)] == [e.digest for e in ample.of(UpdateCommitted)]
 
 
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("activations", ["layers", "recompute"])
+def test_prefixes_that_are_computed_again_give_the_bits_of_those_that_are_kept(
+    start: Start, ample: Finished, activations: str
+) -> None:
+    again = start("--iterations", str(ITERATIONS), overrides={"memory.prefix_activations": activations}).wait()
+    assert (ample.code, again.code) == (0, 0), again.stderr
+    assert (Kind.PREFIX_ACTIVATIONS in {lease.kind for lease in again.of(LeaseGranted)}) == (activations == "layers")
+    held = {lease.lease: lease.held_bytes for lease in again.of(LeaseReleased)}
+    purposes = [lease for lease in again.of(LeaseGranted) if lease.kind is Kind.WORKSPACE and lease.owner == "prefix"]
+    assert all(held[lease.lease] for lease in purposes), "backwards too say what they held"
+    assert again.checkpoint() == ample.checkpoint()
+    assert [e.digest for e in again.of(UpdateCommitted)] == [e.digest for e in ample.of(UpdateCommitted)]
+
+
 def most_held(run: Finished, kind: Kind) -> int:
     held: set[int] = set()
     most = 0

@@ -39,10 +39,12 @@ from rollplex.protocol.trainer import (
     PrepareUpdate,
     Scale,
     TrainSuffix,
+    TrainWhole,
     UpdateApplied,
     UpdateVote,
 )
 from rollplex_trainer.service import TrainerService
+from support.inputs import write_inputs
 from support.segments import HostSegments
 from support.tiny import NEVER_SAMPLED, PICTURE, PICTURES, WORDS, Prompt
 
@@ -272,6 +274,27 @@ def train_all(
     world.clear_prefix_arena()
     world.prefix_backward(ref, state)
     return answer
+
+
+def whole_message(world: World, groups: list[Sampled], version: int = 0) -> TrainWhole:
+    """Groups 0, 1, ... as whole sequences; the step is the version."""
+    ref, _ = world.prefix()
+    like = world.train_message(ref, groups, version=version)
+    slots, inputs = write_inputs(world.segments, world.prompts)
+    return TrainWhole(
+        cause=70,
+        step=version,
+        version=version,
+        inputs=inputs,
+        prompts=tuple(slots),
+        responses=like.responses,
+        rollout_logprobs=like.rollout_logprobs,
+        reference_logprobs=like.reference_logprobs,
+        rewards=like.rewards,
+        batch_rewards=like.batch_rewards,
+        workspace=LeaseRef(lease=17, kind=Kind.WORKSPACE, size_bytes=2**20),
+        scratch=LeaseRef(lease=18, kind=Kind.WORKSPACE, size_bytes=2**20),
+    )
 
 
 def prepare(world: World, version: int = 0) -> UpdateVote:

@@ -28,6 +28,10 @@ DEVICE = torch.device("cpu", 0)
 _CROSSING = {"aten::copy_", "aten::_to_copy", "aten::_copy_from"}
 
 
+_INDEXING = {"aten::index", "aten::index_put", "aten::index_put_"}
+"""Torch moves their indices (the second argument) by itself."""
+
+
 class MixedDevices(Exception):  # noqa: N818 - names what happened
     """What torch raises with a GPU: tensors on at least two devices."""
 
@@ -109,7 +113,8 @@ class _Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         devices, name = self._devices, func._schema.name
-        given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor) and t.numel()]
+        looked_at = (args[0], *args[2:]) if name in _INDEXING else args
+        given = [t for t in tree_leaves((looked_at, kwargs)) if isinstance(t, Tensor) and t.numel()]
         places = {devices.owns(t) for t in given if t.dim()} - {None}
         numbers = {devices.owns(t) for t in given if not t.dim()} - {None}
         # Numbers of the host go along with the device's tensors, never the other way round.

@@ -11,7 +11,7 @@ from rollplex.protocol.common import DigestRequest
 from rollplex.protocol.trainer import Loss, SaveCheckpoint
 from rollplex_trainer.service import TrainerService
 from support.on_device import put_on_device
-from support.trainer import World, apply, prepare, sampled, train_all
+from support.trainer import World, apply, prepare, sampled, train_all, whole_message
 
 MakeWorld = Callable[..., World]
 
@@ -34,3 +34,12 @@ def test_a_whole_step_runs_on_the_device(
     folder = tmp_path / "checkpoint"
     world.send(SaveCheckpoint(cause=4, step=1, version=1, folder=str(folder), state_json="{}"))
     assert (folder / "model.safetensors").stat().st_size
+
+
+def test_whole_sequences_run_on_the_device(make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = put_on_device(monkeypatch, TrainerService)
+    world = make_world()
+    before = devices.seen
+    world.send(whole_message(world, [sampled(n) for n in range(3)]))
+    assert devices.seen > before + 100
+    assert prepare(world).finite

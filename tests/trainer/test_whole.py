@@ -14,33 +14,12 @@ from torch import Tensor
 from rollplex.errors import ProtocolError, StaleWeightsError, StateError
 from rollplex.memory.predict import whole_saved_bytes
 from rollplex.protocol.codec import CHANNELS
-from rollplex.protocol.common import Kind, LeaseRef, Role
-from rollplex.protocol.trainer import Loss, SkipUpdate, SuffixTrained, TrainWhole, WholeTrained
-from support.inputs import write_inputs
-from support.trainer import Sampled, World, apply, prepare, train_all
+from rollplex.protocol.common import Role
+from rollplex.protocol.trainer import Loss, SkipUpdate, SuffixTrained, WholeTrained
+from support.trainer import Sampled, World, apply, prepare, train_all, whole_message
 
 MakeWorld = Callable[..., World]
 UNCLIPPED = {"max_grad_norm": 0.0}
-
-
-def whole_message(world: World, groups: list[Sampled], version: int = 0) -> TrainWhole:
-    ref, _ = world.prefix()
-    like = world.train_message(ref, groups, version=version)
-    slots, inputs = write_inputs(world.segments, world.prompts)
-    return TrainWhole(
-        cause=70,
-        step=version,
-        version=version,
-        inputs=inputs,
-        prompts=tuple(slots),
-        responses=like.responses,
-        rollout_logprobs=like.rollout_logprobs,
-        reference_logprobs=like.reference_logprobs,
-        rewards=like.rewards,
-        batch_rewards=like.batch_rewards,
-        workspace=LeaseRef(lease=17, kind=Kind.WORKSPACE, size_bytes=2**20),
-        scratch=LeaseRef(lease=18, kind=Kind.WORKSPACE, size_bytes=2**20),
-    )
 
 
 def logprobs_of(answer: SuffixTrained | WholeTrained) -> list[np.ndarray[Any, np.dtype[np.float64]]]:

@@ -15,12 +15,14 @@ the attention function. No cache object of transformers is used: `DynamicCache` 
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 TEXT_ATTENTION = "rollplex"
@@ -37,6 +39,13 @@ class AttentionContext(Protocol):
 def softmax_dtype(dtype: torch.dtype) -> torch.dtype:
     """float32 for half precisions, else the dtype itself (fp64 stays fp64)."""
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+
+
+def kernel_for(query: Tensor) -> AbstractContextManager[None]:
+    """In half precision on a GPU flash attention or an error: what else torch might take writes all weights down, as no
+    lease foresees, or is not deterministic."""
+    half = query.dtype in (torch.bfloat16, torch.float16)
+    return sdpa_kernel(SDPBackend.FLASH_ATTENTION) if query.is_cuda and half else nullcontext()
 
 
 @dataclass(kw_only=True)
@@ -68,7 +77,8 @@ class PrefixContext:
             self.keys.append(key)
             self.values.append(value)
         grouped = query.shape[1] != key.shape[1]
-        out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped)
+        with kernel_for(query):
+            out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped)
         return out.transpose(1, 2)
 
 

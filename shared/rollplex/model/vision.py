@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.vision_utils import get_vision_cu_seqlens, get_vision_position_ids, get_vision_window_index
 
+from rollplex.model.attention import kernel_for
 from rollplex.model.device import HOST
 
 VISION_ATTENTION = "rollplex_flash_layout"
@@ -171,7 +172,8 @@ def vision_attention(
 def _equal_lengths(parts: tuple[Tensor, ...], length: int, scaling: float) -> Tensor:
     """q, k, v [heads, n*length, D] -> [n*length, heads, D]."""
     query, key, value = (t.view(t.shape[0], -1, length, t.shape[2]).transpose(0, 1) for t in parts)
-    out = F.scaled_dot_product_attention(query, key, value, scale=scaling)
+    with kernel_for(query):
+        out = F.scaled_dot_product_attention(query, key, value, scale=scaling)
     return out.transpose(1, 2).flatten(0, 1)
 
 
