@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,29 @@ def unavailable() -> str:
         return "SGLang's kernels are built for Python 3.12"
     missing = [name for name in ("sglang", "torchvision", "triton", "uvloop") if not importlib.util.find_spec(name)]
     return f"{', '.join(missing)} not installed" if missing else ""
+
+
+@contextlib.contextmanager
+def kernels(device: Memory) -> Iterator[None]:
+    """Stand-ins for SGLang's kernels, where there is no GPU: its processes get this path, too. SGLang decides once per
+    process what it computes on, so that tests with and without a GPU need a run of pytest each."""
+    before = list(sys.path)
+    if device is Memory.HOST:
+        sys.path.insert(0, str(KERNELS))
+    yield
+    sys.path[:] = before
+
+
+def processes(name: str = "sglang::") -> list[int]:
+    """Of SGLang, below this one."""
+    import psutil  # type: ignore[import-untyped]
+
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # or a zombie, which has no command line
+            if name in " ".join(child.cmdline()):
+                found.append(child.pid)
+    return found
 
 
 class LiveNode:

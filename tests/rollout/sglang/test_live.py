@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
-import sys
 import threading
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from msgspec import structs
 
-from rollplex.errors import EngineError, SegmentError
+from rollplex.errors import EngineError
 from rollplex.memory.digest import digest
 from rollplex.memory.header import HeaderPage
 from rollplex.memory.predict import pool_kv_bytes
 from rollplex.protocol.common import Memory
 from rollplex_rollout.engine import FinishedGroup, UnitReport
-from rollplex_rollout.service import LentWeights
 from rollplex_rollout.sglang.engine import SglangEngine
-from support.live_sglang import CONTEXT, KERNELS, KV_TOKENS, VERSION, LiveNode, unavailable
+from rollplex_rollout.sglang.requests import Request
+from rollplex_rollout.sglang.streams import Chunk
+from support.live_sglang import CONTEXT, KV_TOKENS, VERSION, LiveNode, kernels, processes, unavailable
 
 pytestmark = [
     pytest.mark.sglang,
@@ -73,19 +70,8 @@ def live(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         yield made
         made.engine.close()
     assert list(made.node.run_dir.iterdir()) == [], "no socket is left in the run directory"
-    assert _processes() == []
+    assert processes() == []
     made.node.segments.close()
-
-
-@contextlib.contextmanager
-def kernels(device: Memory) -> Iterator[None]:
-    """Stand-ins for SGLang's kernels, where there is no GPU: its processes get this path, too. SGLang decides once per
-    process what it computes on, so that tests with and without a GPU need a run of pytest each."""
-    before = list(sys.path)
-    if device is Memory.HOST:
-        sys.path.insert(0, str(KERNELS))
-    yield
-    sys.path[:] = before
 
 
 def test_every_parameter_lies_in_the_segment_and_both_sides_read_the_same_weights(live: Live) -> None:
@@ -107,6 +93,25 @@ def test_log_probabilities_are_the_trainers(live: Live, groups: tuple[int, ...])
         assert live.difference(group) < NOISE[live.node.dtype]
         assert group.lengths == (24,) * 4
         assert not set(group.tokens.tolist()) & set(live.node.never_sampled)
+
+
+def test_a_prompt_is_prefilled_once_for_its_group_with_its_pictures(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream: Any = live.engine._runtime.stream
+    cached: dict[str, int] = {}
+
+    async def watched(request: Request) -> AsyncIterator[Chunk]:
+        async for chunk in stream(request):
+            cached[request.rid[-13:]] = chunk["meta_info"]["cached_tokens"]
+            yield chunk
+
+    monkeypatch.setattr(live.engine._runtime, "stream", watched)
+    live.generate((PICTURES, LONG), group_size=3)
+    for index, group in enumerate((PICTURES, LONG)):
+        tokens = live.node.slots[group].tokens
+        assert cached[f"{index:06d}-000000"] == 0, "nothing is left of earlier units"
+        assert [cached[f"{index:06d}-00000{sample}"] for sample in (1, 2)] == [tokens - 1] * 2
 
 
 def test_log_probabilities_are_divided_by_the_temperature_and_look_past_top_k(live: Live) -> None:
@@ -206,7 +211,7 @@ def test_more_responses_than_run_at_once_and_than_the_pool_holds_wait_their_turn
 
 
 def test_a_scheduler_that_is_killed_ends_the_unit_with_a_name(live: Live) -> None:
-    children = _processes("sglang::scheduler")
+    children = processes("sglang::scheduler")
     assert children
 
     def kill() -> None:
@@ -220,21 +225,3 @@ def test_a_scheduler_that_is_killed_ends_the_unit_with_a_name(live: Live) -> Non
     timer.join()
     with pytest.raises(EngineError, match="SGLang"):
         live.engine.check_mapped()
-
-
-@NEEDS_SGLANG
-def test_a_loader_that_cannot_map_the_weights_ends_the_start_with_its_reason(tmp_path: Path) -> None:
-    node = LiveNode(tmp_path / "model", tmp_path, "float32")
-    other = replace(node.setup, weights=LentWeights(node.segments, structs.replace(node.ref, size_bytes=4096)))
-    with kernels(Memory.HOST), pytest.raises(SegmentError, match="another size"):
-        SglangEngine.start(other)
-    assert _processes() == []
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
-    node.segments.close()
-
-
-def _processes(name: str = "sglang::") -> list[int]:
-    """Of SGLang, below this one."""
-    import psutil  # type: ignore[import-untyped]
-
-    return [child.pid for child in psutil.Process().children(recursive=True) if name in " ".join(child.cmdline())]

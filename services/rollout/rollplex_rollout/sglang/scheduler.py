@@ -50,6 +50,9 @@ def begin(self: Any, seed: int) -> None:
     """
     _require_idle(self)
     self.model_config.hf_eos_token_id = None
+    # Where requests keep their tokens' places in the pool; rows of a graph that no request has read its first one. It
+    # lies in the memory that was given back and taken again, which may hold anything.
+    self.req_to_token_pool.req_to_token.zero_()
     torch.manual_seed(seed)
 
 
