@@ -215,6 +215,17 @@ def test_prefix_work_is_beside_a_rollout_from_its_first_forward_to_its_last_or_t
     assert seen == [False, False, True, False, True, True, True, False, False]
 
 
+def test_scoring_keeps_to_no_share_and_is_not_beside() -> None:
+    plan = plan_step(2, decode_prompts=1, prefix_prompts=1, suffix_prompts=1)
+    schedule = Schedule(plan, Mode.STREAM, reference=True, batch_rewards=False)
+    schedule.start()
+    schedule.granted(Which.REFERENCE, 0)
+    schedule.group_finished(0)
+    assert schedule.beside
+    assert Score(unit=0, release=True) in schedule.forward_done(Which.REFERENCE, 0)
+    assert not schedule.beside
+
+
 @pytest.mark.parametrize("mode", Mode)
 def test_prefix_work_is_never_beside_a_rollout_that_is_over(mode: Mode) -> None:
     world = play(mode, seed=1)

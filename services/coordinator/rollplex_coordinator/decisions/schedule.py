@@ -163,8 +163,8 @@ class Schedule:
 
     @property
     def beside(self) -> bool:
-        """Whether the prefix service computes beside a rollout that is going on."""
-        return self._prefix_job is not None and not self._rollout_over
+        """Whether a prefix forward, which can keep to its share of a device, runs beside a rollout that is going on."""
+        return isinstance(self._prefix_job, Forward) and not self._rollout_over
 
     # --- events ---------------------------------------------------------------------------------------------------
 
