@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,9 @@ import msgspec
 import pytest
 
 from rollplex.bench.nodes import Job, StoppedError
+from rollplex.bench.report import report
 from rollplex.bench.result import Result
-from rollplex.bench.rows import Row, choose_modes
+from rollplex.bench.rows import Row, choose_modes, practised
 from rollplex.bench.schedules import Plan, run_schedules
 from rollplex.bench.workload import Workload
 from rollplex.cli.app import run as run_command
@@ -124,6 +125,32 @@ def test_so_many_rows_are_measured_at_a_time_and_the_next_call_goes_on(plan: Pla
     assert [result.missing for result in results] == [7, 2, 0]
     assert "7 of 12 rows are left; the same command goes on" in said
     assert results[-1] == run_schedules(plan, say=_silent, run=Nodes(row))
+
+
+def test_modes_of_one_kind_of_prefix_can_take_turns_in_one_node(plan: Plan, row: MakeRow) -> None:
+    taken: list[list[Job]] = []
+
+    def together(jobs: Sequence[Job]) -> list[Row]:
+        taken.append(list(jobs))
+        return [row(job.mode.schedule, job.mode.prefix, job.repeat, digest="") for job in jobs]
+
+    alone = Nodes(row)
+    wanted = replace(plan, together=True, repeats=1, limit=4)
+    result = run_schedules(wanted, say=_silent, run=alone, run_all=together)
+    assert result.missing == 2
+    result = run_schedules(replace(wanted, limit=0), say=_silent, run=alone, run_all=together)
+    assert [[job.mode.text for job in jobs] for jobs in taken] == [
+        ["serial:shared", "overlap:shared"],
+        ["serial:replicated", "overlap:replicated"],
+    ]
+    assert alone.names == ["0 stream shared", "0 stream replicated"]
+    assert result.missing == 0
+    assert "took turns in one node" in " ".join(" ".join(report(result)).split())
+
+
+def test_a_row_as_practised_has_a_node_to_itself(plan: Plan, row: MakeRow) -> None:
+    assert practised().together == ""
+    assert [mode.together for mode in SIX[:2]] == ["shared", "replicated"]
 
 
 def test_rows_with_replicated_prefixes_may_have_fewer_prompts_with_about_the_same_lengths(
@@ -297,3 +324,25 @@ def test_two_real_modes_run_end_with_the_same_weights_and_are_told_apart(
     assert overlap.hidden_share.median == pytest.approx(metrics["time/prefix_in_window"])
     assert overlap.seconds["iteration"].median == metrics["time/step_s"]
     assert list(out.rglob("checkpoints")) == []
+
+
+def test_two_modes_take_turns_in_a_real_node(
+    workload: Workload, short: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = short / "t"
+    arguments = ["--repeats", "1", "--iterations", "2", "--rows", "overlap:shared,serial:shared", "--together"]
+    assert run_command(["bench", "schedules", str(workload.config), *arguments, "--out", str(out)]) == 0
+    assert capfd.readouterr().err == ""
+    result = msgspec.json.decode((out / "result.json").read_bytes(), type=Result)
+    overlap, serial = result.modes
+    assert (overlap.schedule, serial.schedule) == ("overlap", "serial")
+    (run_dir,) = (out / "runs").glob("1-*")
+    config = load(run_dir / "config.yaml").run
+    assert config.alternate == ("overlap", "serial")
+    metrics = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in metrics] == [0, 1, 2, 3]
+    assert overlap.seconds["iteration"].median == metrics[2]["time/step_s"]
+    assert serial.seconds["iteration"].median == metrics[3]["time/step_s"]
+    assert serial.hidden_share.median == 0.0 < overlap.hidden_share.median
+    (window,) = result.windows
+    assert window.ratio > 0.0

@@ -23,6 +23,10 @@ _EVAL = {"name": "e", "data": "x.jsonl"}
     ("sections", "where"),
     [
         ({"run": {"schedule": "stream"}, "algorithm": {"scale_rewards": "batch"}}, "algorithm.scale_rewards"),
+        (
+            {"run": {"alternate": ["serial", "stream"]}, "algorithm": {"scale_rewards": "batch"}},
+            "algorithm.scale_rewards",
+        ),
         ({"data": {"min_pixels": 5001, "max_pixels": 5000}}, "data.min_pixels"),
         ({"rollout": {"stop_tokens": ["a"], "never_sample": ["b", "a"]}}, "rollout.never_sample"),
         ({"rollout": {"stop_tokens": ["a", "a"]}}, "rollout.stop_tokens"),
@@ -116,3 +120,11 @@ def test_checkpoints_come_at_intervals_and_at_the_end_but_not_before_the_first_i
     assert [step for step in range(8) if section.due(step, last=step == 7)] == [3, 6, 7]
     section = make(checkpoint={"every": 0}).checkpoint
     assert [step for step in range(8) if section.due(step, last=step == 7)] == [7]
+
+
+def test_schedules_in_turn_take_the_place_of_the_one(make: Make) -> None:
+    one, several = make(run={"schedule": "stream"}).run, make(run={"alternate": ["serial", "overlap"]}).run
+    assert [one.schedule_of(step) for step in range(3)] == ["stream"] * 3
+    assert [several.schedule_of(step) for step in range(3)] == ["serial", "overlap", "serial"]
+    assert (one.streams, several.streams) == (True, False)
+    assert make(run={"alternate": ["serial", "stream"]}).run.streams

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from rollplex.config import Config
 
 KEYS = """
-run.name run.seed run.iterations run.schedule run.share_prefix run.deterministic run.threads
+run.name run.seed run.iterations run.schedule run.alternate run.share_prefix run.deterministic run.threads
 run.tensorboard run.log_completions run.log_tokens run.keep_gradients run.sample_every run.sample_groups
 model.path model.dtype model.freeze_vision
 data.path data.split data.shape data.columns data.format_prompt data.image_dir data.prompts_per_iteration data.shuffle

@@ -31,6 +31,8 @@ def measure(
     started: str,
     wall_s: float,
     others_cpus: float,
+    turn: int = 0,
+    turns: int = 1,
 ) -> Row:
     """The row of a run.
 
@@ -38,12 +40,13 @@ def measure(
         warmup: so many first iterations do not count.
         prompt_tokens: mean per prompt, used if the metrics do not say it.
         started, wall_s, others_cpus: see `Row`.
+        turn, turns: of every `turns` iterations the one that counts, from 0.
 
     Raises:
         DataError: no iteration that counts, one without an update, or records that cannot be read.
         JournalError: the journal cannot be read.
     """
-    rows = read_metrics(run_dir)[warmup:]
+    rows = read_metrics(run_dir)[turn::turns][warmup:]
     for row in rows:
         if row.get("updated") != 1.0:
             raise DataError(
@@ -81,7 +84,7 @@ def measure(
         ),
         prompt_tokens=mean_prompt,
         response_tokens=statistics.fmean(lengths),
-        digest=commits[-1].digest,
+        digest=commits[-1].digest if turns == 1 else "",
         others_cpus=others_cpus,
         prompts=len({group.group for group in groups if group.step == steps[0]}),
         decode_tokens_s=sum(lengths) / (len(steps) * statistics.median(map(_decoding, parts))),

@@ -119,6 +119,49 @@ def run_row(job: Job, *, command: Command = start_command) -> Row:
     )
 
 
+def run_together(jobs: Sequence[Job], *, command: Command = start_command) -> list[Row]:
+    """Rows whose schedules take turns in one node, iteration by iteration: one start for all, and the same machine.
+
+    Args:
+        jobs: of the same kind of prefix and repeat, otherwise alike; as many iterations of each as one alone has.
+
+    Raises:
+        As `run_row`.
+    """
+    first = jobs[0]
+    turns = ",".join(job.mode.schedule for job in jobs)
+    overrides = [*first.overrides, *FIXED, *first.mode.overrides, f"run.alternate=[{turns}]"]
+    started, start_s = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), time.monotonic()
+    with OtherPrograms() as others:
+        run_dir = run_node(
+            Node(
+                what=f"{turns} {first.mode.prefix}, repeat {first.repeat + 1}",
+                config=first.config,
+                overrides=overrides,
+                iterations=first.iterations * len(jobs),
+                run_dir=first.run_dir,
+                log=first.log,
+            ),
+            command=command,
+        )
+    wall_s = time.monotonic() - start_s
+    return [
+        measure(
+            run_dir,
+            job.mode,
+            repeat=job.repeat,
+            warmup=job.warmup,
+            prompt_tokens=job.prompt_tokens,
+            started=started,
+            wall_s=wall_s,
+            others_cpus=others.cpus,
+            turn=turn,
+            turns=len(jobs),
+        )
+        for turn, job in enumerate(jobs)
+    ]
+
+
 def run_node(node: Node, *, command: Command = start_command) -> Path:
     """Start a node and wait for its end; returns its run directory. Raises as `run_row`."""
     prepared = prepare(node.config, list(node.overrides), node.run_dir, node.run_dir.parent)

@@ -45,6 +45,11 @@ class Mode(Struct, frozen=True, kw_only=True):
             return ("run.schedule=serial", "run.share_prefix=false", "rollout.sglang.own_weights=true")
         return (f"run.schedule={self.schedule}", f"run.share_prefix={shared}")
 
+    @property
+    def together(self) -> str:
+        """Modes with the same text can take turns in one node; empty: this one has a node to itself."""
+        return "" if self.schedule == PRACTISED else self.prefix
+
 
 class Row(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One node that ran one mode once.
@@ -77,7 +82,7 @@ class Row(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     response_tokens: float
     """Mean per response; R."""
     digest: str
-    """Of the weights after the last update."""
+    """Of the weights after the last update; empty if other modes had a part in them."""
     others_cpus: float = 0.0
     """How many processors other programs kept busy meanwhile, on average."""
     prompts: int = 0

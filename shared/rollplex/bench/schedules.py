@@ -16,7 +16,7 @@ from rollplex.bench.ceilings import hiding_ceilings, sharing_ceiling
 from rollplex.bench.facts import Facts, read_facts
 from rollplex.bench.folder import BenchFolder, Made, run_dir_of
 from rollplex.bench.machine import read_machine, read_software
-from rollplex.bench.nodes import FIXED, Job, run_row
+from rollplex.bench.nodes import FIXED, Job, run_row, run_together
 from rollplex.bench.result import Result, write_result
 from rollplex.bench.rows import Mode, Row, order
 from rollplex.bench.scaling import at_prompts, thinned
@@ -27,7 +27,7 @@ from rollplex.config.overrides import parse_override
 from rollplex.errors import ConfigError
 from rollplex.protocol.rundir import RunDir, check_path
 
-VARIED = ("run.schedule", "run.share_prefix", "rollout.sglang.own_weights")
+VARIED = ("run.schedule", "run.alternate", "run.share_prefix", "rollout.sglang.own_weights")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +44,7 @@ class Plan:
         out: the bench's folder.
         command: how the bench was asked for; the result keeps it.
         limit: so many rows are measured at most, and the next call goes on; 0: all.
+        together: modes of one kind of prefix take turns in one node, iteration by iteration.
         replicated_prompts: rows with replicated prefixes have so many prompts; 0: as many as the others.
     """
 
@@ -57,14 +58,22 @@ class Plan:
     command: str = ""
     limit: int = 0
     replicated_prompts: int = 0
+    together: bool = False
 
 
-def run_schedules(plan: Plan, *, say: Callable[[str], None], run: Callable[[Job], Row] = run_row) -> Result:
+def run_schedules(
+    plan: Plan,
+    *,
+    say: Callable[[str], None],
+    run: Callable[[Job], Row] = run_row,
+    run_all: Callable[[Sequence[Job]], Sequence[Row]] = run_together,
+) -> Result:
     """Measure the rows that are not there yet, and sum all up in result.json.
 
     Args:
         say: gets a line for each row.
         run: measures one row.
+        run_all: measures several that take turns.
 
     Raises:
         ConfigError: a plan or configuration that cannot run, or a folder with rows of another bench; nothing has run.
@@ -85,12 +94,13 @@ def run_schedules(plan: Plan, *, say: Callable[[str], None], run: Callable[[Job]
             say(f"{total - len(todo)} of {total} rows are there already")
         left, todo = len(todo), todo[: plan.limit or None]
         durations: list[float] = []
-        for number, (repeat, mode) in enumerate(todo):
+        for jobs in _batches(plan, [_job(plan, folder, facts, mode, repeat) for repeat, mode in todo]):
             start_s = time.monotonic()
-            row = run(_job(plan, folder, facts, mode, repeat))
-            folder.append(row)
-            durations.append(time.monotonic() - start_s)
-            say(_told(row, total - left + number + 1, total, fmean(durations) * (len(todo) - number - 1)))
+            for row in run_all(jobs) if len(jobs) > 1 else [run(jobs[0])]:
+                folder.append(row)
+                durations.append((time.monotonic() - start_s) / len(jobs))
+                number = len(durations)
+                say(_told(row, total - left + number, total, fmean(durations) * (len(todo) - number)))
         if left > len(todo):
             say(f"{left - len(todo)} of {total} rows are left; the same command goes on")
         result = summed_up(plan, made, facts, folder.rows)
@@ -163,6 +173,15 @@ def _prepare(plan: Plan) -> tuple[Made, Facts]:
         warmup=plan.warmup,
     )
     return made, facts
+
+
+def _batches(plan: Plan, jobs: Sequence[Job]) -> list[list[Job]]:
+    """Jobs that share a node, in order; each alone unless modes take turns."""
+    batches: dict[object, list[Job]] = {}
+    for number, job in enumerate(jobs):
+        apart = not (plan.together and job.mode.together)
+        batches.setdefault(number if apart else (job.repeat, job.mode.together), []).append(job)
+    return list(batches.values())
 
 
 def _overrides(plan: Plan, mode: Mode) -> Sequence[str]:

@@ -138,7 +138,7 @@ def unlike(summaries: Sequence[ModeSummary]) -> list[str]:
     problems = []
     for prefix in dict.fromkeys(summary.prefix for summary in summaries):
         seen = {summary.schedule: summary.digests for summary in summaries if summary.prefix == prefix}
-        if len({digest for digests in seen.values() for digest in digests}) > 1:
+        if len({digest for digests in seen.values() for digest in digests if digest}) > 1:
             parts = [f"{schedule} {', '.join(d[:12] for d in digests)}" for schedule, digests in seen.items()]
             problems.append(f"{prefix}: {'; '.join(parts)}")
     return problems

@@ -19,6 +19,7 @@ from msgspec import Struct
 HARMLESS = (
     "run.name",
     "run.schedule",
+    "run.alternate",
     "run.tensorboard",
     "run.log_completions",
     "run.log_tokens",

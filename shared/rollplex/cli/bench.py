@@ -45,6 +45,7 @@ def bench_schedules(
     rows: str = "",
     limit: int = 0,
     replicated_prompts: int = 0,
+    together: bool = False,
     run: Callable[[Job], Row] = run_row,
 ) -> int:
     """Run the bench and print its result; 0, 1 if schedules ended with different weights, or as a signal has it.
@@ -53,7 +54,7 @@ def bench_schedules(
         out: the bench's folder; None: a new one in `runs_dir`.
         command: as the result quotes it.
         rows: the rows by name, in place of `modes` and `prefixes`; empty: those.
-        limit, replicated_prompts: as `Plan` has them.
+        limit, replicated_prompts, together: as `Plan` has them.
         run: measures one row.
 
     Raises:
@@ -73,6 +74,7 @@ def bench_schedules(
         command=command,
         limit=limit,
         replicated_prompts=replicated_prompts,
+        together=together,
     )
     say(f"folder {out}")
     try:

@@ -36,7 +36,7 @@ def check(config: Config) -> None:
 
 
 def _check_schedule(config: Config) -> None:
-    if config.run.schedule == "stream" and config.algorithm.scale_rewards is Scale.BATCH:
+    if config.run.streams and config.algorithm.scale_rewards is Scale.BATCH:
         raise ConfigError(
             "With the stream schedule a group is trained before the rewards of the others are known",
             got="scale_rewards: batch with schedule: stream",

@@ -28,6 +28,8 @@ class RunSection(Section):
     schedule: Literal["serial", "overlap", "stream"] = "overlap"
     """When prefix and training work is done: after the rollout, prefixes during it, or finished groups trained during
     it. The result is the same."""
+    alternate: Annotated[tuple[Literal["serial", "overlap", "stream"], ...], Field(max_length=16)] = ()
+    """For benches: the schedules of the iterations in turn, over and over, in place of `schedule`. Empty: off."""
     share_prefix: bool = True
     """False: each prompt's prefix is computed once per response (the replicated baseline)."""
     deterministic: bool = True
@@ -51,6 +53,15 @@ class RunSection(Section):
     keep_gradients: bool = False
     """True: the summed gradient of each iteration is kept in the run directory, as it was before the update: as many
     bytes as the trained weights. For comparisons (`rollplex bench gradients`)."""
+
+    @property
+    def streams(self) -> bool:
+        """Whether any iteration is under the schedule stream, which needs the most memory."""
+        return "stream" in (self.alternate or (self.schedule,))
+
+    def schedule_of(self, step: int) -> Literal["serial", "overlap", "stream"]:
+        """The schedule of iteration `step`, from 0."""
+        return self.alternate[step % len(self.alternate)] if self.alternate else self.schedule
 
     def sampled(self, step: int) -> int:
         """How many groups of step `step` go into a table of samples; 0: there is none."""

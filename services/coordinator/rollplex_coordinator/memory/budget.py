@@ -113,7 +113,7 @@ def _placed(config: Config, block: PlannedBlock) -> PlannedBlock:
 
 def _reserved(config: Config, sizes: Sizes) -> list[tuple[str, Kind, Role, frozenset[Phase]]]:
     """Private blocks without which work cannot go on: name, kind, owner, phases."""
-    stream = config.run.schedule == "stream"
+    stream = config.run.streams
     score = frozenset({Phase.ROLLOUT, Phase.SCORE} if stream else {Phase.SCORE})
     train = score | {Phase.SCORE, Phase.TRAIN}
     reserved = [

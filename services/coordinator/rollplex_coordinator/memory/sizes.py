@@ -73,7 +73,7 @@ class Sizes:
         self._config = config
         self.whole = whole
         self._longest_prompt = longest_prompt
-        self._stream = config.run.schedule == "stream"
+        self._stream = config.run.streams
         activations = Activations(config.memory.prefix_activations)
         self.recompute, self.layers = activations is Activations.RECOMPUTE, activations is Activations.LAYERS
         self.fused = config.device.kind == "cuda" and config.model.dtype == "bfloat16"

@@ -65,7 +65,7 @@ class Iteration:
         c.record.append(IterationStarted(step=self._step, version=version, rows=self._rows))
         schedule = Schedule(
             plan,
-            Mode(config.run.schedule),
+            Mode(config.run.schedule_of(self._step)),
             reference=config.needs_reference,
             batch_rewards=config.algorithm.scale_rewards == "batch",
             after_prefill=config.device.window == "decode",

@@ -38,6 +38,9 @@ def schedules(
     prompts: Annotated[
         int, typer.Option(min=0, metavar="N", help="Prompts of rows with replicated prefixes; 0: as CONFIG has.")
     ] = 0,
+    together: Annotated[
+        bool, typer.Option("--together", help="Rows of one kind of prefix take turns in one node: one start for all.")
+    ] = False,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw the result: *.svg or *.png.")] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the result in Markdown.")] = False,
 ) -> None:
@@ -65,6 +68,7 @@ def schedules(
         rows=rows,
         limit=only,
         replicated_prompts=prompts,
+        together=together,
     )
     raise typer.Exit(code)
 
