@@ -67,7 +67,7 @@ def near(ours: Tensor, theirs: Tensor) -> float:
 def step(world: prefix_side.World, activations: Activations) -> tuple[list[Tensor], dict[str, Tensor], Any]:
     """What one step leaves: the segment, the arena, the scores."""
     world.forward(Which.REFERENCE, ALL, 0)
-    keep = activations is Activations.KEEP
+    keep = activations is not Activations.RECOMPUTE
     given = {"activations": activations} | ({} if keep else {"lease": None})
     world.forward(Which.ACTOR, ALL, 1, **given)
     scored = world.score(0, responses(), release=True)
@@ -94,10 +94,11 @@ def test_the_prefix_service_leaves_what_it_leaves_on_a_host(prefix_world: Callab
         assert np.frombuffer(one.values, "<f8") == pytest.approx(np.frombuffer(other.values, "<f8"), abs=1e-4)
 
 
-def test_a_recomputed_prefix_leaves_the_same_bits(prefix_world: Callable[..., prefix_side.World]) -> None:
-    kept, again = (
-        step(prefix_world(Memory.CUDA, dtype="bfloat16"), way) for way in (Activations.KEEP, Activations.RECOMPUTE)
-    )
+@pytest.mark.parametrize("way", [Activations.RECOMPUTE, Activations.LAYERS])
+def test_a_recomputed_prefix_leaves_the_same_bits(
+    prefix_world: Callable[..., prefix_side.World], way: Activations
+) -> None:
+    kept, again = (step(prefix_world(Memory.CUDA, dtype="bfloat16"), each) for each in (Activations.KEEP, way))
     assert all(torch.equal(one, other) for one, other in zip(kept[0], again[0], strict=True))
     assert all(torch.equal(again[1][name], value) for name, value in kept[1].items())
 
