@@ -200,7 +200,7 @@ def test_mixed_pictures_without_a_length_and_media_without_room_are_refused(tmp_
 def test_a_workload_for_a_gpu_asks_for_sglang_and_bfloat16(tmp_path: Path) -> None:
     config = load(write_workload(tmp_path, _wanted(vision_tokens=6, device="cuda")).config)
     assert (config.device.kind, config.model.dtype, config.rollout.engine) == ("cuda", "bfloat16", "sglang")
-    assert config.memory.prefix_activations == "recompute"
+    assert config.memory.prefix_activations == "recompute_layers"
 
 
 def test_a_long_tail_has_its_mean_and_its_longest_and_half_of_it_is_short() -> None:

@@ -31,22 +31,25 @@ def bits(tensors: dict[str, Tensor]) -> dict[str, bytes]:
     return {name: value.contiguous().view(torch.uint8).numpy().tobytes() for name, value in tensors.items()}
 
 
-def recompute(world: World, *groups: int, unit: int, copies: int = 1) -> None:
-    answer = world.forward(Which.ACTOR, groups, unit, copies=copies, activations=Activations.RECOMPUTE, lease=None)
+def recompute(
+    world: World, *groups: int, unit: int, copies: int = 1, activations: Activations = Activations.RECOMPUTE
+) -> None:
+    answer = world.forward(Which.ACTOR, groups, unit, copies=copies, activations=activations, lease=None)
     assert answer.held == ()
 
 
+@pytest.mark.parametrize("activations", [Activations.RECOMPUTE, Activations.RECOMPUTE_LAYERS])
 @pytest.mark.parametrize("copies", [1, 3], ids=["shared", "replicated"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("freeze_vision", [False, True], ids=["vision trained", "vision frozen"])
 def test_segment_and_gradients_are_those_of_what_is_kept_bit_for_bit(
-    make_world: MakeWorld, copies: int, dtype: str, freeze_vision: bool
+    make_world: MakeWorld, copies: int, dtype: str, freeze_vision: bool, activations: Activations
 ) -> None:
     kept, again = (make_world(dtype=dtype, freeze_vision=freeze_vision) for _ in range(2))
     kept.forward(Which.ACTOR, (0, 1), 0, copies=copies)
     kept.forward(Which.ACTOR, (2, 3), 1, copies=copies)
-    recompute(again, 0, 1, unit=0, copies=copies)
-    recompute(again, 2, 3, unit=1, copies=copies)
+    recompute(again, 0, 1, unit=0, copies=copies, activations=activations)
+    recompute(again, 2, 3, unit=1, copies=copies, activations=activations)
     for unit in (0, 1):
         ours, theirs = again.unit_views(unit), kept.unit_views(unit)
         for one, other in zip(
@@ -109,6 +112,15 @@ def test_the_backward_says_what_it_held_and_leaves_nothing(make_world: MakeWorld
     assert held.size_bytes == pytest.approx(predicted, rel=0.05)
     assert world.kv[0][0].segment not in world.segments.attached
     world.service._units.require_empty()
+
+
+def test_a_backward_by_layers_holds_what_keeping_their_inputs_would(make_world: MakeWorld) -> None:
+    kept, again = make_world(), make_world()
+    held = kept.forward(Which.ACTOR, ALL, 0, activations=Activations.LAYERS).held[0].size_bytes
+    recompute(again, *ALL, unit=0, activations=Activations.RECOMPUTE_LAYERS)
+    given_gradients(again, 0)
+    (answer,) = again.backward(0, workspace=WORKSPACE).held
+    assert answer.size_bytes == pytest.approx(held, rel=0.05)
 
 
 def test_nothing_of_the_model_is_kept_after_the_forward(make_world: MakeWorld) -> None:

@@ -49,7 +49,6 @@ from rollplex.protocol.common import (
     SegmentRef,
 )
 from rollplex.protocol.prefix import (
-    Activations,
     FromPrefix,
     LoadPrefix,
     PrefixBackward,
@@ -142,11 +141,13 @@ class PrefixService:
         layout = KvLayout(ready.shape, batch.rows, batch.tokens, ready.table.dtype)
         kv = kv_views(self._segments.attach(message.kv), layout)
         kept: PrefixState | Again
-        if message.activations is Activations.RECOMPUTE:
+        layers = message.activations.by_layers
+        if message.activations.again:
             prefix_forward(ready.actor, batch, grad=False, into=kv)
-            kept, held = Again(inputs=message.inputs, prompts=message.prompts, copies=message.copies), 0
+            kept = Again(inputs=message.inputs, prompts=message.prompts, copies=message.copies, layers=layers)
+            held = 0
         else:
-            kept, held = self._with_graph(batch, layers=message.activations is Activations.LAYERS)
+            kept, held = self._with_graph(batch, layers=layers)
             export_state(kept, kv)
         self._units.keep_actor(
             message.unit,
@@ -239,7 +240,8 @@ class PrefixService:
                     got="no workspace",
                     needed="workspace",
                 )
-            state, size_bytes = self._with_graph(self._batch(state.inputs, state.prompts, state.copies))
+            batch = self._batch(state.inputs, state.prompts, state.copies)
+            state, size_bytes = self._with_graph(batch, layers=state.layers)
             held = (Held(lease=message.workspace.lease, size_bytes=size_bytes),)
         prefix_backward(state, entry.views.d_keys, entry.views.d_values, entry.views.d_last_hidden)
         return held

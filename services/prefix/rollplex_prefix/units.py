@@ -15,11 +15,15 @@ from rollplex.protocol.common import PromptSlot, SegmentRef
 
 @dataclass(frozen=True, kw_only=True)
 class Again:
-    """A forward that kept no graph. `inputs` stays mapped until the step is over."""
+    """A forward that kept no graph. `inputs` stays mapped until the step is over.
+
+    layers: when it runs again, it keeps the inputs of the layers only.
+    """
 
     inputs: SegmentRef
     prompts: tuple[PromptSlot, ...]
     copies: int
+    layers: bool
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,10 +38,11 @@ def make_config(*, lengths: Lengths, group_size: int, prompts: int, device: Devi
 
 
 def _for_gpu(values: dict[str, Any]) -> None:
-    """SGLang on one GPU. Of a prefix only K and V are kept, since those of many long prompts are there at once; pages
-    of pictures and responses are left out, which take the input child and the disk time that is not measured."""
+    """SGLang on one GPU. Of a prefix only K and V are kept, since those of many long prompts are there at once, and its
+    backward goes layer by layer, since eight copies of a long prompt would not fit otherwise; pages of pictures and
+    responses are left out, which take the input child and the disk time that is not measured."""
     values["device"] = {"kind": "cuda"}
     values["model"]["dtype"] = "bfloat16"
     values["rollout"]["engine"] = "sglang"
-    values["memory"] = {"prefix_activations": "recompute"}
+    values["memory"] = {"prefix_activations": "recompute_layers"}
     values["run"] |= {"deterministic": False, "log_completions": 0, "sample_every": 0, "tensorboard": False}

@@ -63,6 +63,18 @@ class Activations(StrEnum):
     """The inputs of the layers; each layer's forward runs again in the backward."""
     RECOMPUTE = "recompute"
     """Nothing; the whole forward runs again right before the backward."""
+    RECOMPUTE_LAYERS = "recompute_layers"
+    """Nothing either; the forward that runs again keeps the inputs of the layers, so that each runs a third time."""
+
+    @property
+    def again(self) -> bool:
+        """Whether the whole forward runs again."""
+        return self in (Activations.RECOMPUTE, Activations.RECOMPUTE_LAYERS)
+
+    @property
+    def by_layers(self) -> bool:
+        """Whether a graph has the inputs of the layers only."""
+        return self in (Activations.LAYERS, Activations.RECOMPUTE_LAYERS)
 
 
 # coordinator -> prefix: run the prompts' prefix once, together. The actor's writes K, V and the last hidden state into

@@ -73,7 +73,7 @@ class EngineSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     seed: Count = 0
     replay: Name = ""
     """For the replay engine: file of recorded responses."""
-    replay_s: Annotated[float, Meta(ge=0.0)] = 0.0
+    replay_s: Annotated[float, Meta(ge=0.0, le=3600.0)] = 0.0
     """For the replay engine: seconds over which the ends of a unit's groups are spread."""
     own_weights: bool = False
     """SGLang holds a copy of its own of the weights and copies each committed version into it."""

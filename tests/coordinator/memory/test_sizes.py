@@ -95,7 +95,7 @@ def sections(draw: st.DrawFn) -> dict[str, Any]:
             "suffix_prompts": draw(st.sampled_from(divisors)),
         },
         "device": {"kind": draw(st.sampled_from(["host"] if dtype == "float64" else ["host", "cuda"]))},
-        "memory": {"prefix_activations": draw(st.sampled_from(["keep", "layers", "recompute"]))},
+        "memory": {"prefix_activations": draw(st.sampled_from(["keep", "layers", "recompute", "recompute_layers"]))},
         "eval": [{"name": "held_out", "data": "other.jsonl"}],
     }
 
@@ -220,11 +220,14 @@ def test_a_unit_asks_for_its_blocks_with_their_owners_and_lifetimes(model_folder
     assert overlap.rollout_kv(slots, replace(sampling, temperature=0.0), 0).last is Phase.EVAL
 
 
+@pytest.mark.parametrize(("kept", "recomputed"), [("keep", "recompute"), ("layers", "recompute_layers")])
 @pytest.mark.parametrize("share_prefix", [True, False], ids=["shared", "replicated"])
-def test_what_a_recomputed_unit_does_not_ask_for_its_backward_asks_for(model_folder: Path, share_prefix: bool) -> None:
+def test_what_a_recomputed_unit_does_not_ask_for_its_backward_asks_for(
+    model_folder: Path, share_prefix: bool, kept: str, recomputed: str
+) -> None:
     sections = {"run": {"share_prefix": share_prefix}}
-    keep = Sizes(make_config(model_folder, **sections))
-    again = Sizes(make_config(model_folder, **sections, memory={"prefix_activations": "recompute"}))
+    keep = Sizes(make_config(model_folder, **sections, memory={"prefix_activations": kept}))
+    again = Sizes(make_config(model_folder, **sections, memory={"prefix_activations": recomputed}))
     slots, _ = uniform(make_config(model_folder), 60, 80)
     activations, segment = keep.prefix_unit(Which.ACTOR, slots, 0)
     assert again.prefix_unit(Which.ACTOR, slots, 0) == (segment,)

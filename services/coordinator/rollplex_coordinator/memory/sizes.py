@@ -12,6 +12,7 @@ the upper bound over the checked data, so that a plan that fits cannot fail late
       if layers' inputs are     those, with K and V, and one layer that runs again        forward .. prefix backward
       if nothing is             all of it, as workspace                                   prefix backward
     actor prefix K/V segment    K, V, last hidden state, and their gradients              forward .. prefix backward
+    prefix, train scratch       on a GPU: of one layer, and of flash attention            ROLLOUT .. TRAIN; training
     score workspace             logits scratch of one chunk                               one suffix unit
     train workspace             what autograd keeps of the suffix, and logits scratch     one suffix unit
       of a verification         the same of one whole sequence, if that is more           one sequence
@@ -40,6 +41,7 @@ from rollplex.memory.predict import (
     prefix_layers_bytes,
     rollout_kv_bytes,
     scored_rows,
+    scratch_bytes,
     suffix_saved_bytes,
     whole_logits_bytes,
     whole_saved_bytes,
@@ -56,6 +58,9 @@ OWN_WEIGHTS = "SGLang's own copy"
 SCORE_WORKSPACE = "score workspace"
 TRAIN_WORKSPACE = "train workspace"
 PREFIX_BACKWARD = "prefix backward"
+PREFIX_SCRATCH = "prefix scratch"
+TRAIN_SCRATCH = "train scratch"
+"""Reservations that nothing is leased from: what passes hold for a moment."""
 
 
 class Sizes:
@@ -75,11 +80,12 @@ class Sizes:
         self._longest_prompt = longest_prompt
         self._stream = config.run.streams
         activations = Activations(config.memory.prefix_activations)
-        self.recompute, self.layers = activations is Activations.RECOMPUTE, activations is Activations.LAYERS
+        self.recompute, self.layers = activations.again, activations.by_layers
         self.fused = config.device.kind == "cuda" and config.model.dtype == "bfloat16"
         self.shape = read_shape(config.model.path)
         self.dtype = config.model.dtype
-        self.packed = packs_suffix(self.dtype, self.shape.head_dim, cuda=config.device.kind == "cuda")
+        self.on_gpu = config.device.kind == "cuda"
+        self.packed = packs_suffix(self.dtype, self.shape.head_dim, cuda=self.on_gpu)
         self.table = parameter_table(self.shape, dtype=self.dtype, freeze_vision=config.model.freeze_vision)
         self.gradient_bytes = gradient_table(self.table).total_bytes
         self.reference_bytes = reference_table(self.table).total_bytes
@@ -216,10 +222,28 @@ class Sizes:
             SCORE_WORKSPACE: logits,
             TRAIN_WORKSPACE: training,
             Kind.REFERENCE_PREFIX_KV: kv_bytes(self.shape, rows=rows, tokens=tokens, dtype=self.dtype),
+            **self._scratch(rows, tokens, grids, suffixes),
             PREFIX_BACKWARD if self.recompute else Kind.PREFIX_ACTIVATIONS: self._activation_bytes(rows, tokens, grids),
             Kind.ACTOR_PREFIX_KV: kv_segment_bytes(self.shape, rows=rows, tokens=tokens, dtype=self.dtype),
             Kind.INPUTS: max(self._inputs_bytes(config.data.prompts_per_iteration, s, data) for s in data.sources),
         }
+
+    def _scratch(
+        self, rows: int, tokens: int, grids: Sequence[Grid], suffixes: Sequence[Sequence[int]]
+    ) -> dict[str, int]:
+        """What a GPU's passes hold for a moment. On hosts `memory.overhead` covers it."""
+        if not self.on_gpu:
+            return {}
+        trained = () if self._config.model.freeze_vision else grids
+        prompts = self._config.suffix_prompts
+        suffix = max(
+            scratch_bytes(self.shape, tokens=sum(n), longest=-(-sum(n) // prompts), rows=1, dtype=self.dtype)
+            for n in suffixes
+        )
+        prefix = scratch_bytes(
+            self.shape, tokens=rows * tokens, longest=tokens, rows=rows, dtype=self.dtype, grids=trained
+        )
+        return {PREFIX_SCRATCH: max(prefix, suffix), TRAIN_SCRATCH: suffix}
 
     def _suffixes(self, longest: int) -> list[list[int]]:
         """Response lengths of the suffix units among which the largest is. With forced lengths those of every unit:
