@@ -183,11 +183,14 @@ class SglangRuntime:
         engine, children = self._engine, self._children
         self._engine, self._children = None, {}
         try:
+            sockets = _sockets(engine)
             if engine is not None:
                 _stop_loop(engine.loop)
             if self._thread is not None:
                 _kill_processes(engine)
                 self._thread.join(CLOSE_DEADLINE_S)
+            for context in {id(sock.context): sock.context for sock in sockets}.values():
+                context.destroy(linger=0)
             left = [pid for pid, fd in children.items() if not select.select([fd], [], [], CLOSE_DEADLINE_S)[0]]
         except RuntimeError as error:
             raise EngineError("SGLang's processes cannot be ended", got=str(error)) from error
@@ -278,6 +281,14 @@ def _stop_loop(loop: asyncio.AbstractEventLoop) -> None:
         loop.stop()
 
     loop.call_soon_threadsafe(lambda: asyncio.ensure_future(stop(), loop=loop))
+
+
+def _sockets(engine: Any) -> list[Any]:
+    """SGLang's sockets in this process, which it would leave open."""
+    if engine is None:
+        return []
+    manager = engine.tokenizer_manager
+    return [engine.send_to_rpc, manager.recv_from_detokenizer, manager.send_to_scheduler]
 
 
 def _kill_processes(engine: Any) -> None:
