@@ -50,6 +50,8 @@ Grid: TypeAlias = tuple[int, int, int]
 HALF_PRECISIONS: Final = ("bfloat16", "float16")
 INDEX_BYTES: Final = 8
 """Ids and indices are int64."""
+MULTIPROCESSORS: Final = 160
+"""More than any GPU that this runs on has. A plan needs no GPU to be computed."""
 LOGITS_CHUNK_BYTES: Final = 128 * 2**20
 """How much of the logits `rollplex.model.logprob` makes at a time. Part of what decides bits: never by free memory."""
 
@@ -139,6 +141,34 @@ def prefix_layers_bytes(
         kept -= sum(blocks) - len(blocks) * patches * item * shape.vision.hidden
         largest = max(inside, *blocks)
     return kept, largest
+
+
+def scratch_bytes(
+    shape: ModelShape, *, tokens: int, longest: int, rows: int, dtype: str, grids: Sequence[Grid] = ()
+) -> int:
+    """At most what a pass on a GPU holds for a moment, beyond its graph: in a forward what one layer does not keep, in
+    a backward one layer's gradients, the float32 gradient of the queries of a deterministic flash attention, in as many
+    parts as keep the multiprocessors busy, and the largest gradient of a weight before it is added to the arena. No
+    graph shows it, so no lease is compared with it.
+
+    Args:
+        tokens: of all rows. longest: queries of one call of the attention. rows: sequences of such a call.
+        grids: of the media whose tower is trained.
+    """
+    item = ITEM_BYTES[dtype]
+    parts = MULTIPROCESSORS + rows * shape.heads
+    attention = parts * longest * shape.head_dim * 4 + tokens * item * shape.head_dim * (4 * shape.heads)
+    layer = tokens * 4 * item * shape.hidden + max(tokens * 4 * item * shape.intermediate, attention)
+    vision = shape.vision
+    patches = sum(t * h * w for t, h, w in grids)
+    frame = max((h * w for _, h, w in grids), default=0)
+    queries = patches * vision.hidden * 4 + MULTIPROCESSORS * frame * vision.head_dim * 4
+    width = vision_mlp_width(vision) if vision.architecture == "qwen2_5_vl" else vision.intermediate
+    block = patches * 4 * item * vision.hidden + max(
+        patches * 4 * item * width, queries + patches * 4 * item * vision.hidden
+    )
+    weight = item * shape.hidden * max(shape.vocab, 2 * shape.intermediate)
+    return max(layer, block) + weight
 
 
 def packs_suffix(dtype: str, head_dim: int, *, cuda: bool) -> bool:

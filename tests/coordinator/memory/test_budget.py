@@ -21,8 +21,10 @@ from rollplex_coordinator.memory.budget import plan_memory, planned_blocks
 from rollplex_coordinator.memory.sizes import (
     OWN_WEIGHTS,
     PREFIX_BACKWARD,
+    PREFIX_SCRATCH,
     ROLLOUT_KV,
     SCORE_WORKSPACE,
+    TRAIN_SCRATCH,
     TRAIN_WORKSPACE,
     Sizes,
 )
@@ -101,6 +103,19 @@ def test_recomputed_prefixes_need_one_units_graph_at_a_time_and_only_in_a_backwa
     assert Kind.PREFIX_ACTIVATIONS not in {block.kind for block in blocks}
     (backward,) = [block for block in blocks if block.purpose == PREFIX_BACKWARD]
     assert (backward.owner, backward.unit) == (Role.PREFIX, "")
+
+
+def test_on_a_gpu_what_passes_hold_for_a_moment_is_kept_free(model_folder: Path) -> None:
+    config = make_config(model_folder, device={"kind": "cuda"})
+    sizes, data = Sizes(config), check_data(config)
+    found = plan_memory(config, sizes, data, DEVICE, AMPLE, host_bytes=AMPLE)
+    on_gpu = {reservation.name: reservation.phases for reservation in found}
+    assert on_gpu[PREFIX_SCRATCH] == {Phase.ROLLOUT, Phase.SCORE, Phase.TRAIN}
+    assert on_gpu[TRAIN_SCRATCH] == on_gpu[TRAIN_WORKSPACE]
+    assert not {PREFIX_SCRATCH, TRAIN_SCRATCH} & reserved(model_folder).keys()
+    bounds, shape = sizes.bounds(data), sizes.shape
+    largest_gradient = 4 * shape.hidden * max(shape.vocab, 2 * shape.intermediate)
+    assert bounds[PREFIX_SCRATCH] >= bounds[TRAIN_SCRATCH] > largest_gradient
 
 
 def test_smaller_prefix_batches_need_a_smaller_budget(model_folder: Path) -> None:

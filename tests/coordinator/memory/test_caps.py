@@ -22,7 +22,7 @@ from rollplex_coordinator.memory.caps import (
     private_caps,
     update_bytes,
 )
-from rollplex_coordinator.memory.sizes import TRAIN_WORKSPACE, Sizes
+from rollplex_coordinator.memory.sizes import TRAIN_SCRATCH, TRAIN_WORKSPACE, Sizes
 from support.core import AMPLE, DEVICE, check_data, make_config
 
 CUDA = {"kind": "cuda"}
@@ -85,7 +85,8 @@ def test_all_that_a_role_is_planned_to_hold_in_a_phase_fits_under_its_cap(
 def test_the_trainer_s_cap_covers_the_larger_of_a_unit_and_the_update(model_folder: Path) -> None:
     config = make_config(model_folder, device=CUDA)
     caps, sizes, _ = caps_of(config)
-    unit = sizes.bounds(check_data(config))[TRAIN_WORKSPACE]
+    bounds = sizes.bounds(check_data(config))
+    unit = bounds[TRAIN_WORKSPACE] + bounds[TRAIN_SCRATCH]
     assert caps.trainer == max(unit, update_bytes(sizes.table)) + ALLOCATOR_SLACK_BYTES
 
 

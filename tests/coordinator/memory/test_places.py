@@ -22,7 +22,7 @@ from rollplex_coordinator.memory.budget import SEGMENTS, budgets_by_place, host_
 from rollplex_coordinator.memory.holder import Holder
 from rollplex_coordinator.memory.leasing import Memory as Blocks
 from rollplex_coordinator.memory.leasing import Want
-from rollplex_coordinator.memory.sizes import Sizes
+from rollplex_coordinator.memory.sizes import PREFIX_SCRATCH, TRAIN_SCRATCH, Sizes
 from rollplex_coordinator.records.record import Record
 from support.core import AMPLE, DEVICE, FakeJournal, check_data, make_config
 from support.fake_cuda import FakeCuda
@@ -105,7 +105,9 @@ def test_a_plan_for_a_gpu_has_two_places_and_rounds_as_leases_do(model_folder: P
     plain = planned_blocks(on_host, Sizes(on_host), data, DEVICE)
     assert {block.device for block in blocks if block.kind is Kind.INPUTS} == {HOST}
     assert {block.device for block in blocks if block.kind is not Kind.INPUTS} == {DEVICE}
-    for block, same in zip(blocks, plain, strict=True):
+    scratch = [block for block in blocks if block.purpose in {PREFIX_SCRATCH, TRAIN_SCRATCH}]
+    assert [block.owner for block in scratch] == [Role.PREFIX, Role.TRAINER], "a host's is in the overhead"
+    for block, same in zip([block for block in blocks if block not in scratch], plain, strict=True):
         assert same.device == DEVICE
         if block.kind in SEGMENTS:
             assert block.size_bytes % GRANULE_BYTES == 0

@@ -18,8 +18,10 @@ from rollplex_coordinator.decisions.peaks import PlannedBlock, check_fits
 from rollplex_coordinator.memory.sizes import (
     OWN_WEIGHTS,
     PREFIX_BACKWARD,
+    PREFIX_SCRATCH,
     ROLLOUT_KV,
     SCORE_WORKSPACE,
+    TRAIN_SCRATCH,
     TRAIN_WORKSPACE,
     Sizes,
 )
@@ -122,6 +124,9 @@ def _reserved(config: Config, sizes: Sizes) -> list[tuple[str, Kind, Role, froze
     ]
     if sizes.recompute:
         reserved.append((PREFIX_BACKWARD, Kind.WORKSPACE, Role.PREFIX, train))
+    if sizes.on_gpu:
+        reserved.append((PREFIX_SCRATCH, Kind.WORKSPACE, Role.PREFIX, train | {Phase.ROLLOUT}))
+        reserved.append((TRAIN_SCRATCH, Kind.WORKSPACE, Role.TRAINER, train))
     if config.needs_reference:
         reserved.append((SCORE_WORKSPACE, Kind.WORKSPACE, Role.PREFIX, score))
     return reserved
