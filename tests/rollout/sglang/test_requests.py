@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from rollplex.errors import EngineError
 from rollplex_rollout.engine import Unit
+from rollplex_rollout.sglang.hooks import PICTURED, prompt_of
 from rollplex_rollout.sglang.requests import Requests, sampling_parameters
 from support.tiny import FILM, IMAGE, PICTURE, PICTURES
 
@@ -35,7 +36,11 @@ def test_a_request_per_response_with_ids_that_are_no_beginnings_of_each_other(sh
     assert len(set(rids)) == 6
     assert not any(a != b and b.startswith(a) for a in rids for b in rids)
     assert made[1][0].input_ids == shared_node.prompts[1].ids.tolist()
-    assert all(request.image_data is made[0][0].image_data for request in made[0]), "pictures are read once a prompt"
+    first, *others = made[0]
+    assert first.image_data is not None
+    assert all(request.image_data is None for request in others), "pictures are sent once a prompt"
+    assert {prompt_of(request.rid) for request in made[0]} == {f"u7{PICTURED}-000000"}
+    assert {prompt_of(request.rid) for request in made[1]} == {"u7-000001"}, "a prompt without pictures"
 
 
 def test_pictures_come_as_the_processors_output_with_the_prompts_own_positions(shared_node: Node) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rollplex_rollout.sglang.hooks import BUSY
-from rollplex_rollout.sglang.scheduler import begin
+from rollplex_rollout.sglang.scheduler import begin, with_pictures
 
 
 def scheduler(*, idle: bool) -> Any:
@@ -37,3 +37,45 @@ def test_it_does_not_begin_while_requests_run() -> None:
     with pytest.raises(RuntimeError, match=BUSY):
         begin(made, 41)
     assert made.model_config.hf_eos_token_id == {2, 3}
+
+
+class Picture:
+    """As SGLang's MultimodalDataItem: lets go of its numbers once they have been used."""
+
+    def __init__(self) -> None:
+        self.feature: Any = torch.arange(3)
+        self.pad_value: int | None = None
+        self.hashed = 0
+
+    def set_pad_value(self) -> None:
+        self.hashed += self.pad_value is None
+        self.pad_value = 7
+
+
+def arrive(made: Any, rid: str, pictures: Any = None) -> Any:
+    """What SGLang's own method is given."""
+    seen: list[Any] = []
+    with_pictures(
+        lambda _self, request: seen.append(request.mm_inputs), made, SimpleNamespace(rid=rid, mm_inputs=pictures)
+    )
+    return seen[0]
+
+
+def test_the_pictures_of_a_prompts_first_request_are_those_of_the_others_too() -> None:
+    made, picture = SimpleNamespace(), Picture()
+    first = arrive(made, "u1p-000004-000000", SimpleNamespace(mm_items=[picture], mrope_positions="positions"))
+    numbers = picture.feature
+    first.mm_items[0].feature = None  # used
+    for sample in (1, 2):
+        given = arrive(made, f"u1p-000004-00000{sample}")
+        assert given.mrope_positions == "positions"
+        assert given.mm_items[0].feature is numbers
+        assert (given.mm_items[0].pad_value, picture.hashed) == (7, 1)
+        given.mm_items[0].feature = None
+
+
+def test_a_prompt_without_pictures_gets_none_and_one_whose_pictures_are_missing_is_refused() -> None:
+    made = SimpleNamespace()
+    assert arrive(made, "u1-000004-000001") is None
+    with pytest.raises(RuntimeError, match="u1p-000005-000001 came before the one that brings its pictures"):
+        arrive(made, "u1p-000005-000001")

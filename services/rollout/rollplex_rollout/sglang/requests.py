@@ -25,6 +25,7 @@ from rollplex.memory.tensors import DTYPES, tensor
 from rollplex.protocol.common import MediaSlot, PromptSlot
 from rollplex.protocol.rollout import Sampling
 from rollplex_rollout.engine import Unit
+from rollplex_rollout.sglang.hooks import PICTURED
 
 FIRST_CHUNK_THEN_EVERY = 32
 """Tokens between two chunks of a stream; the first token comes alone. Each chunk costs the rollout process a wake-up,
@@ -36,10 +37,11 @@ class Request:
     """One response of one prompt."""
 
     rid: str
-    """All of one length, so that none is the beginning of another: SGLang aborts by beginnings."""
+    """None is the beginning of another: SGLang aborts by beginnings."""
     input_ids: list[int]
     image_data: list[dict[str, Any]] | None
-    """One processor's output for all media of the prompt, or None; shared by the prompt's requests."""
+    """One processor's output for all media of the prompt; None if it has none, or if an earlier request of the prompt
+    brings them (`hooks.PICTURED`)."""
     sampling: dict[str, Any]
     limit: int
     """Tokens of the response, at most; exactly, if the unit forces lengths."""
@@ -90,11 +92,12 @@ class Requests:
             )
         positions = tensor(unit.inputs, slot.positions_offset, (3, slot.tokens), torch.int64).clone()
         media = self._media(unit.inputs, slot, ids, positions, where)
+        mark = PICTURED if media else ""
         return [
             Request(
-                rid=f"{tag}-{index:06d}-{sample:06d}",
+                rid=f"{tag}{mark}-{index:06d}-{sample:06d}",
                 input_ids=ids,
-                image_data=media,
+                image_data=None if sample else media,
                 sampling=sampling_parameters(unit.sampling, limit),
                 limit=limit,
             )

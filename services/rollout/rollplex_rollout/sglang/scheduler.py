@@ -9,15 +9,18 @@ loader has the offer and nothing is captured yet: `loader.MappedLoader.load_mode
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable
 from typing import Any, Final
 
 import torch
 
-from rollplex_rollout.sglang.hooks import BEGIN, BUSY, REST
+from rollplex_rollout.sglang.hooks import BEGIN, BUSY, REST, has_pictures, prompt_of
 
 LOADER: Final = "sglang.srt.model_loader.loader.get_model_loader"
+ARRIVAL: Final = "sglang.srt.managers.scheduler.Scheduler.handle_generate_request"
+_PICTURES: Final = "rollplex_pictures"
 _THREAD_SWITCH_S: Final = 0.0005
 """The thread that reads headers must not wait 5 ms for the interpreter."""
 
@@ -29,6 +32,7 @@ def run_scheduler(*args: Any, **kwargs: Any) -> Any:
 
     sys.setswitchinterval(_THREAD_SWITCH_S)
     HookRegistry.register(LOADER, mapped_loader, HookType.AROUND)
+    HookRegistry.register(ARRIVAL, with_pictures, HookType.AROUND)
     setattr(scheduler.Scheduler, BEGIN, begin)
     setattr(scheduler.Scheduler, REST, rest)
     return scheduler.run_scheduler_process(*args, **kwargs)
@@ -39,6 +43,36 @@ def mapped_loader(_original: Callable[..., Any], load_config: Any, model_config:
     from rollplex_rollout.sglang.loader import MappedLoader  # noqa: PLC0415 - imports SGLang's loaders
 
     return MappedLoader(load_config)
+
+
+def with_pictures(original: Callable[..., Any], self: Any, request: Any) -> Any:
+    """A prompt's pictures are sent with its first request only; here the others get them back, hashed once, so that
+    all are the same prompt to the radix tree, and one that has lost its place there can be read again.
+
+    Args:
+        original: SGLang's own.
+        self: the Scheduler.
+        request: a TokenizedGenerateReqInput.
+    """
+    if has_pictures(request.rid):
+        prompt = prompt_of(request.rid)
+        kept: dict[str, Any] = self.__dict__.setdefault(_PICTURES, {})
+        if request.mm_inputs is not None:
+            for item in request.mm_inputs.mm_items:
+                item.set_pad_value()
+            kept[prompt] = _copied(request.mm_inputs)
+        elif prompt not in kept:
+            raise RuntimeError(f"request {request.rid} came before the one that brings its pictures")
+        else:
+            request.mm_inputs = _copied(kept[prompt])
+    return original(self, request)
+
+
+def _copied(pictures: Any) -> Any:
+    """The same tensors under objects of their own: SGLang lets go of a tensor once a request has used it."""
+    own = copy.copy(pictures)
+    own.mm_items = [copy.copy(item) for item in pictures.mm_items]
+    return own
 
 
 def begin(self: Any, seed: int) -> None:
@@ -70,6 +104,7 @@ def rest(self: Any) -> None:
         torch.cuda.synchronize()
     if not self.flush_cache():
         raise RuntimeError("SGLang did not empty its cache of keys and values")
+    self.__dict__.pop(_PICTURES, None)
     if mm_utils.embedding_cache is not None:
         mm_utils.embedding_cache.clear()
 
