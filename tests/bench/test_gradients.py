@@ -94,13 +94,10 @@ def test_a_comparison_that_was_ended_goes_on_with_the_run_that_is_missing(
 
 def test_no_more_runs_than_asked_for_are_made_at_a_time(workload: Workload, wanted: Comparison) -> None:
     limited = Comparison(**{**vars(wanted), "limit": 2})
-    seen = []
-    for _ in range(4):
-        nodes = Nodes(workload)
-        compared = compare_gradients(limited, say=_silent, run=nodes)
-        seen.append(nodes.names)
-    assert seen == [["recorded", "serial"], ["serial again", "overlap"], ["stream"], []]
-    assert compared.whole
+    turns = [Nodes(workload) for _ in range(4)]
+    compared = [compare_gradients(limited, say=_silent, run=nodes) for nodes in turns]
+    assert [nodes.names for nodes in turns] == [["recorded", "serial"], ["serial again", "overlap"], ["stream"], []]
+    assert compared[-1].whole
 
 
 def test_responses_that_are_there_are_used(workload: Workload, wanted: Comparison, tmp_path: Path) -> None:

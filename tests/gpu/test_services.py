@@ -64,14 +64,9 @@ def near(ours: Tensor, theirs: Tensor) -> float:
     return float((ours - theirs).norm() / theirs.norm().clamp_min(1e-12))
 
 
-def step(world: prefix_side.World, activations: Activations) -> tuple[list[Tensor], dict[str, Tensor], Any]:
-    """What one step leaves: the segment, the arena, the scores."""
-    world.forward(Which.REFERENCE, ALL, 0)
-    keep = activations is not Activations.RECOMPUTE
-    given = {"activations": activations} | ({} if keep else {"lease": None})
-    world.forward(Which.ACTOR, ALL, 1, **given)
-    scored = world.score(0, responses(), release=True)
-    kv = world.unit_views(1)
+def _with_gradients(world: prefix_side.World, unit: int) -> list[Tensor]:
+    """Give a unit's K and V gradients; what its segment holds, copied: no view of it stays."""
+    kv = world.unit_views(unit)
     segment = [t.detach().clone() for t in (*kv.keys, *kv.values, kv.last_hidden)]
     kv.gradients.zero_()
     for number, gradient in enumerate((*kv.d_keys, *kv.d_values, kv.d_last_hidden)):
@@ -79,7 +74,17 @@ def step(world: prefix_side.World, activations: Activations) -> tuple[list[Tenso
         gradient.copy_(torch.randn(gradient.shape, generator=draw))
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-    del kv, gradient
+    return segment
+
+
+def step(world: prefix_side.World, activations: Activations) -> tuple[list[Tensor], dict[str, Tensor], Any]:
+    """What one step leaves: the segment, the arena, the scores."""
+    world.forward(Which.REFERENCE, ALL, 0)
+    keep = activations is not Activations.RECOMPUTE
+    given = {"activations": activations} | ({} if keep else {"lease": None})
+    world.forward(Which.ACTOR, ALL, 1, **given)
+    scored = world.score(0, responses(), release=True)
+    segment = _with_gradients(world, 1)
     world.backward(1, workspace=None if keep else WORKSPACE)
     return segment, {name: value.clone() for name, value in world.gradients.items()}, scored.logprobs
 

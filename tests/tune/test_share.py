@@ -18,7 +18,7 @@ from rollplex.bench.workload import Workload, write_workload
 from rollplex.cli.tune import run_tune_share
 from rollplex.config import load
 from rollplex.errors import ConfigError, RollplexError
-from rollplex.tune.share import Tuned
+from rollplex.tune.share import Sharing, Tuned
 
 ROLLOUT_S = {"1:1": 7.8, "turns": 8.1, "0.64:0.36": 6.6, "0.7:1": 7.4}
 TEXTS = "turns,0.64:0.36,0.7:1"
@@ -40,7 +40,7 @@ class Tuning:
     def __init__(self, config: Path, out: Path) -> None:
         self.config, self.out = config, out
         self.names: list[str] = []
-        self.sharing = ("mps", "")
+        self.sharing: Sharing = ("mps", "")
         self.fail_at: int | None = None
         self.error: RollplexError = RollplexError("the node broke")
 

@@ -20,7 +20,7 @@ from rollplex_coordinator.decisions.gate import Gate
 from rollplex_coordinator.decisions.ledger import Ledger
 from rollplex_coordinator.decisions.window import window_of
 from rollplex_coordinator.fingerprints import ModelFingerprint, fingerprints
-from rollplex_coordinator.memory.budget import budgets_by_place, host_place, plan_memory, planned_blocks
+from rollplex_coordinator.memory.budget import budgets_by_place, host_place, plan_memory, planned_blocks, scratch_of
 from rollplex_coordinator.memory.caps import private_caps
 from rollplex_coordinator.memory.leasing import Memory
 from rollplex_coordinator.memory.sizes import Sizes
@@ -63,6 +63,7 @@ def get_ready(
     plan = plan_memory(config, sizes, data, DEVICE, budget, host_bytes=host_bytes, free_bytes=node.free_bytes)
     for reservation in plan:
         ledger.reserve(reservation)
+    memory.scratch = scratch_of(plan)
     node.observe(memory, budget + config.overhead_bytes)
     memory.enter(Phase.LOAD)
     node.record.stage("memory plan", plan_s)

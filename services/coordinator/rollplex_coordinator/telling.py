@@ -66,7 +66,7 @@ def told(
         role = error.role
     log_path = supervisor.log_text(role) if role is not None and logs_stay else ""
     details = error.report if isinstance(error, WorkerFailed) else report(error)
-    note = "" if mps is None or role not in WORKERS else _gpu_note(role, str(error), supervisor, mps)
+    note = "" if mps is None or role is None or role not in WORKERS else _gpu_note(role, str(error), supervisor, mps)
     details = replace(details, do=f"{details.do} {note}".strip()) if note else details
     groups = record.open_groups
     event = ErrorRaised(

@@ -26,7 +26,7 @@ from rollplex.memory.header import HeaderPage
 from rollplex.memory.tensors import kv_views, require_mapped, tensor, views
 from rollplex.model.batch import PromptBatch, prompt_batch
 from rollplex.model.build import build
-from rollplex.model.device import finish, limit_private, private_memory
+from rollplex.model.device import finish, limit_private, private_memory, trim
 from rollplex.model.measure import GraphMeter, ScratchMeter
 from rollplex.model.prefix import PrefixState, export_state, prefix_backward, prefix_forward
 from rollplex.model.responses import response_batch, split_values
@@ -92,6 +92,7 @@ class PrefixService:
                 reply(self._backward(message))
             case Drain():
                 self._units.require_empty()
+                trim(self._ready.device)
                 reply(Drained(cause=message.cause, version=message.version))
             case Committed():
                 self._drop_inputs()

@@ -31,7 +31,7 @@ from rollplex.checkpoint.folder import Identity, save
 from rollplex.errors import StateError, UpdateError
 from rollplex.layout.kv import KvLayout
 from rollplex.memory.tensors import KvViews, kv_views, require_mapped
-from rollplex.model.device import finish, private_memory
+from rollplex.model.device import finish, private_memory, trim
 from rollplex.model.measure import GraphMeter, ScratchMeter
 from rollplex.model.prefix import PrefixState, leaf_state
 from rollplex.model.responses import split_values
@@ -203,6 +203,7 @@ class TrainerService:
 
     def _prepare(self, message: PrepareUpdate) -> UpdateVote:
         ready = self._ready
+        trim(ready.device)
         start_s = time.monotonic()
         ready.header.require(message.version)
         step = self._step_of(message.step, message.version)
@@ -314,6 +315,7 @@ class TrainerService:
 
     def _drop_gradients(self) -> None:
         self._ready.arena.zero_()
+        trim(self._ready.device)
         self._step = None
 
     def _private(self, unit: str, asked_bytes: int) -> AbstractContextManager[None]:

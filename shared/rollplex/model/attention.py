@@ -41,7 +41,7 @@ def softmax_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
 
 
-def kernel_for(query: Tensor) -> AbstractContextManager[None]:
+def kernel_for(query: Tensor) -> AbstractContextManager[object]:
     """In half precision on a GPU flash attention or an error: what else torch might take writes all weights down, as no
     lease foresees, or is not deterministic."""
     half = query.dtype in (torch.bfloat16, torch.float16)

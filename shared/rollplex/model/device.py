@@ -1,12 +1,13 @@
 """The device that a worker computes on: its name, when its work is complete, how much of it the process may take.
 
-Owns the three rules of a GPU that a host does not have:
+Owns the four rules of a GPU that a host does not have:
 
     complete    Kernels run after the call that starts them has returned. Another process reads what a segment holds as
                 soon as a message says so, and an unmapped segment must have no kernel in flight, so a service calls
                 `finish` before it measures the end of a unit, unmaps a segment of it, or answers.
     explicit    Nothing is made on the device that torch happens to prefer: every tensor's device is named.
     capped      Private memory is what torch's allocator takes. Segments are mapped past it and do not count.
+    returned    The allocator keeps what was freed until `trim`: at the gate, when no unit of the step is left.
 
 Does not know: models, messages, segments.
 """
@@ -34,6 +35,13 @@ def finish(device: torch.device) -> None:
     """Returns when everything that was started on `device` is complete."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def trim(device: torch.device) -> None:
+    """Give the device back what the allocator keeps of private memory that is free: its leases have ended, and another
+    process may be granted it next. Not after each unit: the next one takes the same memory again."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def limit_private(device: torch.device, cap_bytes: int) -> None:

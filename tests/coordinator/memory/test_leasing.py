@@ -237,8 +237,27 @@ def test_the_books_of_the_device_follow_every_grant_and_release(world: World) ->
     assert before.private == ((Role.PREFIX, 2 * PAGE), (Role.TRAINER, PAGE))
     world.memory.release(private)
     world.memory.release(shared)
-    assert (world.memory.leased.segments_bytes, world.memory.leased.private) == (0, ((Role.TRAINER, PAGE),))
+    kept = ((Role.PREFIX, 2 * PAGE), (Role.TRAINER, PAGE))
+    assert (world.memory.leased.segments_bytes, world.memory.leased.private) == (0, kept), "an allocator keeps it"
+    world.memory.trimmed(Role.PREFIX)
+    assert world.memory.leased.private == ((Role.TRAINER, PAGE),)
     assert before.segments_bytes == 3 * PAGE, "whoever read it keeps what it read"
+
+
+def test_an_allocator_is_taken_to_hold_the_most_that_it_was_leased_at_once_and_what_it_works_with(
+    world: World,
+) -> None:
+    world.memory.scratch = {Role.PREFIX: 10 * PAGE, Role.TRAINER: 20 * PAGE}
+    first = world.memory.now(want(2))
+    second = world.memory.now(want(3))
+    world.memory.release(first)
+    world.memory.release(second)
+    world.memory.now(want(1))
+    assert world.memory.leased.private == ((Role.PREFIX, 15 * PAGE),)
+    world.memory.trimmed(Role.PREFIX)
+    assert world.memory.leased.private == ((Role.PREFIX, PAGE),), "what is leased now, and no work since"
+    world.memory.now(want(1))
+    assert world.memory.leased.private == ((Role.PREFIX, 12 * PAGE),)
 
 
 def test_an_observer_hears_of_each_phase_with_what_workers_held_at_most_in_the_one_that_ended(world: World) -> None:

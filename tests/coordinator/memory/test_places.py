@@ -47,7 +47,7 @@ class World:
         return {str(device.device): device.held_bytes for device in self.blocks.view().devices}
 
     def events(self, kind: type[Any]) -> list[tuple[str, int]]:
-        found = [event for event in self.journal.events if isinstance(event, kind)]
+        found: list[Any] = [event for event in self.journal.events if isinstance(event, kind)]
         return [(str(event.device), event.size_bytes) for event in found]
 
 

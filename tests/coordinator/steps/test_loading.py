@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from rollplex.config import Config
 from rollplex.errors import ModelError
-from rollplex.journal.events import LeaseGranted, ServiceReady, StageDone
+from rollplex.journal.events import LeaseGranted, LeaseReleased, ServiceReady, StageDone
 from rollplex.journal.phases import Phase
 from rollplex.memory.segment import backend
 from rollplex.protocol.common import ErrorReport, Failed, Kind, Loaded, Role
@@ -22,11 +22,12 @@ from rollplex.protocol.prefix import LoadPrefix
 from rollplex.protocol.reward import OpenRewards, RewardsOpened
 from rollplex.protocol.rollout import LoadRollout
 from rollplex.protocol.trainer import LoadTrainer
+from rollplex_coordinator.decisions.leases import Reservation
 from rollplex_coordinator.decisions.ledger import Ledger
 from rollplex_coordinator.memory.caps import Caps
 from rollplex_coordinator.memory.holder import Holder
 from rollplex_coordinator.memory.leasing import Memory
-from rollplex_coordinator.memory.sizes import Sizes
+from rollplex_coordinator.memory.sizes import ROLLOUT_KV, Sizes
 from rollplex_coordinator.processes.link import Link, WorkerFailed
 from rollplex_coordinator.records.record import Record
 from rollplex_coordinator.steps.loading import check_data, load_models, open_rewards
@@ -76,7 +77,11 @@ def make_loading(model_folder: Path, tmp_path: Path) -> Iterator[Callable[..., L
         link = Link(hub, NoSupervisor(), 10.0, clock=lambda: 0.0)  # type: ignore[arg-type] # fakes
         link.await_peers(Role, 10.0)
         record = Record(tmp_path, journal)  # type: ignore[arg-type] # has what Record uses of a journal
-        memory = Memory(Ledger({DEVICE: AMPLE}), holder, record, DEVICE)
+        ledger = Ledger({DEVICE: AMPLE})
+        ledger.reserve(
+            Reservation(name=ROLLOUT_KV, device=DEVICE, size_bytes=AMPLE // 4, phases=frozenset({Phase.LOAD}))
+        )
+        memory = Memory(ledger, holder, record, DEVICE)
         memory.enter(Phase.LOAD)
         made.append(Loading(config, link, record, memory, holder, workers, journal, story))
         return made[-1]
@@ -137,6 +142,18 @@ def test_weights_of_the_engines_own_are_leased_as_its_private_memory_to_the_end(
     size = Sizes(loading.config).table.total_bytes
     assert loading.memory.leased.private == ((Role.ROLLOUT, size),)
     assert len(loading.holder.measured()) == 5, "no segment of it"
+
+
+def test_the_pool_that_an_engine_comes_up_with_is_leased_until_it_is_loaded(
+    make_loading: Callable[..., Loading],
+) -> None:
+    loading = make_loading(device={"kind": "cuda"}, model={"dtype": "bfloat16"}, rollout={"engine": "sglang"})
+    loading.load()
+    granted = [e for e in loading.journal.events if isinstance(e, LeaseGranted) and e.kind is Kind.ROLLOUT_KV]
+    assert [event.size_bytes for event in granted] == [Sizes(loading.config).starting_pool().size_bytes]
+    released = [e for e in loading.journal.events if isinstance(e, LeaseReleased)]
+    assert [event.lease for event in released] == [granted[0].lease]
+    assert loading.memory.leased.private == ()
 
 
 def test_each_worker_is_told_how_much_private_memory_it_may_take(make_loading: Callable[..., Loading]) -> None:

@@ -6,6 +6,8 @@ the table from `peaks`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec.structs import replace
 
 from rollplex.config.config import Config
@@ -16,6 +18,7 @@ from rollplex.protocol.inputs import DataChecked
 from rollplex_coordinator.decisions.leases import Reservation
 from rollplex_coordinator.decisions.peaks import PlannedBlock, check_fits
 from rollplex_coordinator.memory.sizes import (
+    ENGINE_SCRATCH,
     OWN_WEIGHTS,
     PREFIX_BACKWARD,
     PREFIX_SCRATCH,
@@ -90,6 +93,12 @@ def planned_blocks(config: Config, sizes: Sizes, data: DataChecked, device: Devi
     return [_placed(config, block) for block in blocks + _units(config, sizes, device, bounds)]
 
 
+def scratch_of(plan: Sequence[Reservation]) -> dict[str, int]:
+    """What each worker works with beside its leases, by role: reserved, and never leased."""
+    owners = {ENGINE_SCRATCH: Role.ROLLOUT, PREFIX_SCRATCH: Role.PREFIX, TRAIN_SCRATCH: Role.TRAINER}
+    return {str(owners[item.name]): item.size_bytes for item in plan if item.name in owners}
+
+
 def host_place(config: Config, device: Device) -> Device | None:
     """Where a node that computes on a GPU keeps what lies in host memory; None: everything does, on `device`."""
     return Device(node=device.node, index=HOST_INDEX) if config.device.kind == "cuda" else None
@@ -118,12 +127,17 @@ def _reserved(config: Config, sizes: Sizes) -> list[tuple[str, Kind, Role, froze
     stream = config.run.streams
     score = frozenset({Phase.ROLLOUT, Phase.SCORE} if stream else {Phase.SCORE})
     train = score | {Phase.SCORE, Phase.TRAIN}
+    sampled = frozenset({Phase.ROLLOUT, Phase.EVAL})
+    if sizes.pools:
+        sampled |= {Phase.LOAD}  # SGLang comes up with its pool
     reserved = [
-        (ROLLOUT_KV, Kind.ROLLOUT_KV, Role.ROLLOUT, frozenset({Phase.ROLLOUT, Phase.EVAL})),
+        (ROLLOUT_KV, Kind.ROLLOUT_KV, Role.ROLLOUT, sampled),
         (TRAIN_WORKSPACE, Kind.WORKSPACE, Role.TRAINER, train),
     ]
     if sizes.recompute:
         reserved.append((PREFIX_BACKWARD, Kind.WORKSPACE, Role.PREFIX, train))
+    if sizes.pools:
+        reserved.append((ENGINE_SCRATCH, Kind.WORKSPACE, Role.ROLLOUT, sampled))
     if sizes.on_gpu:
         reserved.append((PREFIX_SCRATCH, Kind.WORKSPACE, Role.PREFIX, train | {Phase.ROLLOUT}))
         reserved.append((TRAIN_SCRATCH, Kind.WORKSPACE, Role.TRAINER, train))

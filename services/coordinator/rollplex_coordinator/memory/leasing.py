@@ -87,7 +87,12 @@ class Memory:
         self.observer: Observer | None = None
         """Of the GPU; None on host memory."""
         self.leased = Leased()
-        """The books of the device as they stand: replaced, never changed, so that another thread may read it."""
+        """The books of the device as they stand: replaced, never changed, so that another thread may read it. Private
+        memory is what an owner's allocator may hold: as much as it was leased at once since it was last trimmed."""
+        self.scratch: dict[str, int] = {}
+        """What an owner works with beside its leases, while it has had any: reserved, and never leased."""
+        self._kept: dict[str, int] = {}
+        self._trimmed: dict[str, int] = {}
 
     def now(self, want: Want) -> Block:
         """A block that must fit at this moment.
@@ -174,6 +179,11 @@ class Memory:
             ours = (self._held.get(lease, 0) for lease, block in self._blocks.items() if block.want.owner == owner)
             self._held_in_phase[owner] = max(sum(ours), self._held_in_phase.get(owner, 0))
 
+    def trimmed(self, owner: str) -> None:
+        """A worker's allocator has given back what was freed: it holds what is leased to it now."""
+        self._trimmed[owner] = self._kept[owner] = self._private().get(owner, 0)
+        self._count_leased()
+
     def audit(self) -> dict[int, tuple[int, int]]:
         """Per lease with a segment: leased bytes, and the bytes that the segment has (`Holder.measured`)."""
         sizes = self._holder.measured()
@@ -257,12 +267,22 @@ class Memory:
         return block
 
     def _count_leased(self) -> None:
-        segments, private = 0, dict[str, int]()
-        for block in self._blocks.values():
-            if block.want.on_host and self._host is not None:
-                continue
-            if block.segment is not None:
-                segments += block.want.size_bytes
-            else:
+        segments = sum(block.want.size_bytes for block in self._on_device() if block.segment is not None)
+        for owner, size_bytes in self._private().items():
+            self._kept[owner] = max(size_bytes, self._kept.get(owner, 0))
+        private = {
+            owner: size_bytes + (self.scratch.get(owner, 0) if size_bytes > self._trimmed.get(owner, 0) else 0)
+            for owner, size_bytes in sorted(self._kept.items())
+        }
+        self.leased = Leased(segments_bytes=segments, private=tuple((o, size) for o, size in private.items() if size))
+
+    def _on_device(self) -> list[Block]:
+        return [block for block in self._blocks.values() if not (block.want.on_host and self._host is not None)]
+
+    def _private(self) -> dict[str, int]:
+        """Private memory that is leased on the device now, by owner."""
+        private: dict[str, int] = {}
+        for block in self._on_device():
+            if block.segment is None:
                 private[block.want.owner] = private.get(block.want.owner, 0) + block.want.size_bytes
-        self.leased = Leased(segments_bytes=segments, private=tuple(sorted(private.items())))
+        return private

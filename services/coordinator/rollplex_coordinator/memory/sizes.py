@@ -13,6 +13,7 @@ the upper bound over the checked data, so that a plan that fits cannot fail late
       if nothing is             all of it, as workspace                                   prefix backward
     actor prefix K/V segment    K, V, last hidden state, and their gradients              forward .. prefix backward
     prefix, train scratch       on a GPU: of one layer, and of flash attention            ROLLOUT .. TRAIN; training
+    engine scratch              SGLang: one prefill step, its pictures, logits            ROLLOUT, EVAL; its start
     score workspace             logits scratch of one chunk                               one suffix unit
     train workspace             what autograd keeps of the suffix, and logits scratch     one suffix unit
       of a verification         the same of one whole sequence, if that is more           one sequence
@@ -31,6 +32,7 @@ from rollplex.layout.parameters import gradient_table, parameter_table, referenc
 from rollplex.layout.shape import read_shape
 from rollplex.memory.predict import (
     Grid,
+    engine_scratch_bytes,
     kv_bytes,
     kv_segment_bytes,
     logits_bytes,
@@ -58,6 +60,7 @@ OWN_WEIGHTS = "SGLang's own copy"
 SCORE_WORKSPACE = "score workspace"
 TRAIN_WORKSPACE = "train workspace"
 PREFIX_BACKWARD = "prefix backward"
+ENGINE_SCRATCH = "engine scratch"
 PREFIX_SCRATCH = "prefix scratch"
 TRAIN_SCRATCH = "train scratch"
 """Reservations that nothing is leased from: what passes hold for a moment."""
@@ -85,6 +88,8 @@ class Sizes:
         self.shape = read_shape(config.model.path)
         self.dtype = config.model.dtype
         self.on_gpu = config.device.kind == "cuda"
+        self.pools = config.rollout.engine == "sglang"
+        """Whether the engine keeps one pool of K/V for all units."""
         self.packed = packs_suffix(self.dtype, self.shape.head_dim, cuda=self.on_gpu)
         self.table = parameter_table(self.shape, dtype=self.dtype, freeze_vision=config.model.freeze_vision)
         self.gradient_bytes = gradient_table(self.table).total_bytes
@@ -109,6 +114,19 @@ class Sizes:
             first=phase,
             last=phase,
             purpose=f"K/V of decode unit {unit}",
+            reservation=ROLLOUT_KV,
+        )
+
+    def starting_pool(self) -> Want:
+        """The pool that an engine comes up with, and gives back when it is loaded."""
+        return Want(
+            kind=Kind.ROLLOUT_KV,
+            size_bytes=self._rollout_kv_bytes(0, 0, 0, 0),
+            owner=Role.ROLLOUT,
+            last_consumer=Role.ROLLOUT,
+            first=Phase.LOAD,
+            last=Phase.LOAD,
+            purpose="K/V of the engine while it starts",
             reservation=ROLLOUT_KV,
         )
 
@@ -223,6 +241,7 @@ class Sizes:
             TRAIN_WORKSPACE: training,
             Kind.REFERENCE_PREFIX_KV: kv_bytes(self.shape, rows=rows, tokens=tokens, dtype=self.dtype),
             **self._scratch(rows, tokens, grids, suffixes),
+            **self._engine_scratch(train.max_media_rows),
             PREFIX_BACKWARD if self.recompute else Kind.PREFIX_ACTIVATIONS: self._activation_bytes(rows, tokens, grids),
             Kind.ACTOR_PREFIX_KV: kv_segment_bytes(self.shape, rows=rows, tokens=tokens, dtype=self.dtype),
             Kind.INPUTS: max(self._inputs_bytes(config.data.prompts_per_iteration, s, data) for s in data.sources),
@@ -244,6 +263,21 @@ class Sizes:
             self.shape, tokens=rows * tokens, longest=tokens, rows=rows, dtype=self.dtype, grids=trained
         )
         return {PREFIX_SCRATCH: max(prefix, suffix), TRAIN_SCRATCH: suffix}
+
+    def _engine_scratch(self, media_rows: int) -> dict[str, int]:
+        """media_rows: of the prompt with most patches; one prefill step encodes the pictures that it begins."""
+        if not self.pools:
+            return {}
+        engine = self._config.rollout.sglang
+        patches = media_rows + engine.prefill_tokens * self.shape.vision.merge**2 if media_rows else 0
+        size_bytes = engine_scratch_bytes(
+            self.shape,
+            prefill_tokens=engine.prefill_tokens,
+            patches=patches,
+            running=engine.max_running,
+            dtype=self.dtype,
+        )
+        return {ENGINE_SCRATCH: size_bytes}
 
     def _suffixes(self, longest: int) -> list[list[int]]:
         """Response lengths of the suffix units among which the largest is. With forced lengths those of every unit:

@@ -125,6 +125,7 @@ class Evaluation:
 
     def _on_generated(self, _peer: Peer, message: UnitGenerated) -> None:
         self._c.memory.measured(message.held)
+        self._c.memory.trimmed(Role.ROLLOUT)
         self._generated = True
 
     def _on_rewarded(self, _peer: Peer, message: GroupRewarded) -> None:

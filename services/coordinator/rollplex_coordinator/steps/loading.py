@@ -101,6 +101,8 @@ def load_models(
         own = standing(Kind.ACTOR_WEIGHTS, sizes.table.total_bytes, Role.ROLLOUT, Role.ROLLOUT)
         memory.now(replace(own, purpose=OWN_WEIGHTS, segment=False))
 
+    pool = memory.now(sizes.starting_pool()) if sizes.pools else None
+
     def loaded(peer: Peer) -> None:
         node.record.append(ServiceReady(service=str(peer), role=peer.role, incarnation=peer.incarnation))
         node.record.stage(f"load {peer.role}", start_s)
@@ -138,6 +140,9 @@ def load_models(
     )
     for role, answer in answers.items():
         _check_loaded(role, answer, sizes)
+    if pool is not None:
+        memory.release(pool)
+        memory.trimmed(Role.ROLLOUT)
     node.record.stage("load model", start_s)
     return answers
 

@@ -14,6 +14,7 @@ from typing import TypeAlias, assert_never
 
 from rollplex.journal import events
 from rollplex.journal.events import UnitKind
+from rollplex.protocol.common import Role
 from rollplex.protocol.prefix import PrefixBackwardDone, PrefixReady, SuffixScored, Which
 from rollplex.protocol.reward import GroupRewarded, RewardFailed
 from rollplex.protocol.rollout import GroupFinished, Prefilled, UnitGenerated
@@ -152,6 +153,7 @@ class TrainStep:
         self._unit(peer, UnitKind.GENERATE, message.unit, self._plan.decode[message.unit], message)
         self._c.memory.measured(message.held)
         self._orders.give_back("generate", message.unit)
+        self._c.memory.trimmed(Role.ROLLOUT)
         self._do(self._schedule.generated(message.unit))
 
     def _on_rewarded(self, _peer: Peer, message: GroupRewarded) -> None:

@@ -136,6 +136,7 @@ class Update:
 
     def _on_vote(self, peer: Peer, message: UpdateVote) -> None:
         self.metrics = dict(message.metrics)
+        self._c.memory.trimmed(Role.TRAINER)
         self._c.record.append(
             events.UnitDone(
                 step=message.step,
@@ -183,6 +184,7 @@ class Update:
         return self.metrics.get("groups_skipped") == self.metrics.get("groups")
 
     def _on_drained(self, peer: Peer, message: Drained) -> None:
+        self._c.memory.trimmed(peer.role)
         self._do(self._c.gate.reader_drained(peer.role, message.version))
 
     def _on_applied(self, _peer: Peer, message: UpdateApplied) -> None:

@@ -84,6 +84,7 @@ class Passes:
         generated = self._answer(UnitGenerated, lambda: orders.generate(0))
         c.memory.measured(generated.held)
         orders.give_back("generate", 0)
+        c.memory.trimmed(Role.ROLLOUT)
         (group,) = finished
         if not group.version_start == group.version_end == c.record.version:
             raise StateError(

@@ -107,6 +107,8 @@ def rest(self: Any) -> None:
     self.__dict__.pop(_PICTURES, None)
     if mm_utils.embedding_cache is not None:
         mm_utils.embedding_cache.clear()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()  # the unit's lease ends: what it worked with is others' to be granted
 
 
 def _require_idle(scheduler: Any) -> None:

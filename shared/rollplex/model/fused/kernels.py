@@ -6,6 +6,7 @@ Sums over rows (the norm's weight gradient) go over fixed parts in fixed order: 
 
 # ruff: noqa: ANN001, ANN202, N803, PLR0917
 # mypy: disable-error-code="no-untyped-def,misc,untyped-decorator,attr-defined"
+# pyright: reportIndexIssue=false
 # Kernels are Triton's language: their arguments are pointers and numbers of a type of its own.
 
 from __future__ import annotations
