@@ -139,7 +139,9 @@ def recorded(node: Node) -> Bench:
     """Loaded, with an engine that only records."""
     bench = Bench(node, lambda setup: RecordedEngine(setup, bench.story))
     bench.load()
+    bench.tell(DigestRequest(cause=1))  # what happens at the first use only has happened
     bench.story.clear()
+    bench.replies.clear()
     return bench
 
 
@@ -259,6 +261,28 @@ def test_from_drain_to_committed_nothing_is_sampled(recorded: Bench) -> None:
     assert answer == [CachesDropped(cause=9, version=VERSION + 1)]
     assert recorded.story == ["drop caches", "CachesDropped"]
     assert len(recorded.generate(version=VERSION + 1)) == 4
+
+
+@pytest.mark.parametrize("first", ["unit", "digest"])
+def test_what_an_engine_saw_of_the_weights_while_they_were_filled_is_dropped_before_its_first_use(
+    node: Node, first: str
+) -> None:
+    """All workers load at once: an engine that copies the weights may have copied them before the trainer had filled
+    them, and would sample from that copy as if it were the version of the header."""
+    bench = Bench(node, lambda setup: RecordedEngine(setup, bench.story))
+    bench.load()
+    bench.story.clear()
+    with pytest.raises(StaleWeightsError):
+        bench.generate(version=VERSION + 1)
+    assert "drop caches" not in bench.story, "the header does not show them filled"
+    if first == "unit":
+        bench.generate()
+        assert bench.story.index("drop caches") < bench.story.index("Prefilled")
+    else:
+        bench.tell(DigestRequest(cause=20))
+        assert bench.story[-3:] == ["drop caches", "check mapped", "DigestReply"]
+    bench.generate()
+    assert bench.story.count("drop caches") == 1
 
 
 def test_a_commit_that_the_header_does_not_show_is_refused_and_the_service_stays_drained(recorded: Bench) -> None:

@@ -217,7 +217,8 @@ class Engine(Protocol):
         ...
 
     def drop_caches(self) -> None:
-        """Forget whatever depends on the weights: they have changed."""
+        """Forget whatever depends on the weights: they have changed. Called after each commit, and before the first
+        unit, since they may not have been filled while the engine was made."""
         ...
 
     def close(self) -> None:

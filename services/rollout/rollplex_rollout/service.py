@@ -4,8 +4,12 @@ Owns what the coordinator is told: which weights version a group came from, what
 header; samples nothing itself and imports no tensor library (the engine does, when LoadRollout makes it).
 
     before LoadRollout    only LoadRollout and Leave
+    loaded                as open; the first unit or digest begins with the engine's `drop_caches`
     open                  GenerateUnit, DigestRequest, Drain
     drained               from Drain to Committed: the weights are not read; GenerateUnit is refused
+
+All workers load at the same time, so that an engine may have seen the weights before the trainer had filled them: what
+it derived from them then (a copy, an encoded prompt) is as old as that of a version that was updated since.
 """
 
 from __future__ import annotations
@@ -70,6 +74,7 @@ class RolloutService:
         self._make_engine = make_engine or _engine
         self._loaded: _Loaded | None = None
         self._drained = False
+        self._settled = False
 
     def handle(self, message: ToRollout, reply: Reply) -> None:
         """Carry out one instruction and answer it.
@@ -128,6 +133,7 @@ class RolloutService:
                 where=where,
             )
         start = ready.header.require(message.version).version
+        self._settle(ready)
 
         def announce(group: FinishedGroup) -> None:
             end = ready.header.require(message.version).version
@@ -156,6 +162,7 @@ class RolloutService:
         ready = self._ready
         ready.engine.drop_caches()
         version = ready.header.require(message.version).version
+        self._settled = True
         self._drained = False
         return CachesDropped(cause=message.cause, version=version)
 
@@ -163,10 +170,17 @@ class RolloutService:
         ready = self._ready
         version = ready.header.read().version
         ready.header.require(version)
+        self._settle(ready)
         ready.engine.check_mapped()
         value = ready.engine.digest()
         ready.header.require(version)
         return DigestReply(cause=message.cause, version=version, digest=value)
+
+    def _settle(self, ready: _Loaded) -> None:
+        """Once, when the header has shown that the weights are filled: forget what was seen of them before."""
+        if not self._settled:
+            ready.engine.drop_caches()
+            self._settled = True
 
     def _leave(self) -> None:
         if self._loaded is not None:
