@@ -57,7 +57,7 @@ def draw(logits: Tensor, uniforms: Tensor, rule: Rule) -> Tensor:
     """Draw one token per row.
 
     Args:
-        logits: [rows, vocab], any floating dtype.
+        logits: [rows, vocab], any floating dtype, on the host.
         uniforms: float64 [rows] in [0, 1).
 
     Returns:
@@ -108,8 +108,6 @@ def keep_top(weights: Tensor, *, top_k: int, top_p: float) -> Tensor:
 def _falling(weights: Tensor) -> Tensor:
     """Each row in falling order. NumPy's vectorised sort of values alone takes a twentieth of torch's, which also
     gives ids."""
-    if weights.is_cuda:
-        return weights.sort(dim=-1, descending=True).values
     return torch.from_numpy(np.sort(weights.numpy(), axis=-1)).flip(-1)
 
 

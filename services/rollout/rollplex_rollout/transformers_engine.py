@@ -1,4 +1,4 @@
-"""The engine for hosts without SGLang: transformers' own modules over the mapped weights.
+"""The engine where SGLang is not to be had, or not wanted: transformers' own modules over the mapped weights.
 
 Owns the order of a unit's work: prefill once per prompt, then one decode step after another for all rows at once. Does
 not know the weights header, messages, or what becomes of a group.
@@ -6,6 +6,9 @@ not know the weights header, messages, or what becomes of a group.
 The unit's batch never changes: all prompts in one prefill, all rows in every decode step. Rows that have stopped keep
 their place, are fed what they drew, and their results are dropped (`transcript`): the number of steps is the only thing
 that tokens decide.
+
+On a GPU the model computes there, and tokens are drawn from its logits on the host, by the same arithmetic: running
+sums of a GPU have no fixed order. No fast engine, but one for float32 weights too, with one rule of drawing everywhere.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from rollplex.memory.tensors import require_mapped, tensor, views
 from rollplex.model.batch import PromptBatch, prompt_batch
 from rollplex.model.build import build
 from rollplex.model.decode import Decoder
+from rollplex.model.device import HOST, limit_private, private_memory, trim
 from rollplex.model.logprob import log_probabilities
 from rollplex.model.prefix import prefix_forward
 from rollplex.model.setup import prepare_torch
@@ -42,9 +46,11 @@ class TransformersEngine:
 
         Raises:
             ModelError: the folder's architecture cannot be built over the table.
-            EngineError: no id of the vocabulary may be sampled.
+            EngineError: no id of the vocabulary may be sampled; or torch sees no GPU where one is wanted.
         """
-        prepare_torch(setup.spec)
+        self._device = prepare_torch(setup.spec)
+        self._private_bytes = setup.engine.private_bytes
+        limit_private(self._device, self._private_bytes)
         self._mapping = setup.actor
         self._table = setup.table
         self._shape = setup.shape
@@ -87,12 +93,22 @@ class TransformersEngine:
 
     def generate(self, unit: Unit, announce: Announce, prefilled: Callable[[], None] = nobody) -> UnitReport:
         unit.check()
+        private = private_memory(
+            f"a decode unit of step {unit.step}", asked_bytes=self.kv_bytes(unit), cap_bytes=self._private_bytes
+        )
+        try:
+            with private:
+                return self._sampled(unit, announce, prefilled)
+        finally:
+            trim(self._device)  # the unit's lease ends
+
+    def _sampled(self, unit: Unit, announce: Announce, prefilled: Callable[[], None]) -> UnitReport:
         sampling = unit.sampling
         start_s, calls = time.monotonic(), self._tower_calls
         batch = self._batch(unit)
         state = prefix_forward(self._model, batch, grad=False)
         decoder = Decoder(self._model, state, sampling.group_size, unit.longest)
-        logits = decoder.first_logits()
+        logits = decoder.first_logits().to(HOST)
         prefill_end_s = time.monotonic()
         prefilled()
         transcript, draws, steps = Transcript(unit), _draws(unit), 0
@@ -106,7 +122,7 @@ class TransformersEngine:
                 announce(group)
             if transcript.done:
                 break
-            logits = decoder.step(tokens)
+            logits = decoder.step(tokens.to(self._device)).to(HOST)
             steps += 1
         return UnitReport(
             start_s=start_s,
@@ -128,6 +144,7 @@ class TransformersEngine:
             lambda offset, shape, dtype: tensor(unit.inputs, offset, shape, dtype),
             unit.prompts,
             self._shape.row_width,
+            device=self._device,
         )
 
     def _logprobs(self, logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
