@@ -46,7 +46,8 @@ def test_an_engine_without_a_pool_is_told_its_name_only(make: Make) -> None:
     assert _over_the_wire(wire.engine_spec(make(run={"seed": 5}), max_prompt_tokens=70)) == EngineSpec(
         name="transformers", seed=5
     )
-    replayed = make(run={"seed": 5}, rollout={"engine": "replay", "replay": "/a.jsonl", "replay_s": 2.0})
+    rollout = {"engine": "replay", "replay": "/a.jsonl", "replay_s": 2.0}
+    replayed = make(run={"seed": 5}, rollout=rollout, eval=[])
     assert wire.engine_spec(replayed, max_prompt_tokens=70) == EngineSpec(
         name="replay", seed=5, replay="/a.jsonl", replay_s=2.0
     )

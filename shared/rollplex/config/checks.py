@@ -96,6 +96,14 @@ def _check_engine(config: Config) -> None:
             do=f"Set rollout.engine to replay, or take rollout.{key} out.",
             where=f"rollout.{key}",
         )
+    if rollout.engine == "replay" and config.eval:
+        raise ConfigError(
+            "A replay samples nothing, so that it cannot be evaluated: its responses are those of training",
+            got=f"rollout.engine: replay with {len(config.eval)} evaluations",
+            needed="none",
+            do="Take eval out (--set eval=[]), or evaluate with the engine that recorded.",
+            where="eval",
+        )
     if rollout.sglang.own_weights and rollout.engine != "sglang":
         raise ConfigError(
             "Only SGLang can hold weights of its own",
