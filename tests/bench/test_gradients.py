@@ -15,6 +15,7 @@ from rollplex.bench.nodes import Node, StoppedError
 from rollplex.bench.workload import Workload
 from rollplex.cli.app import run as run_command
 from rollplex.cli.bench import bench_gradients
+from rollplex.config import load
 from rollplex.errors import ConfigError, RollplexError
 from rollplex.layout.parameters import gradient_table, parameter_table
 from rollplex.layout.shape import read_shape
@@ -75,6 +76,18 @@ def test_responses_are_recorded_once_and_replayed_four_times(workload: Workload,
         assert {"rollout.engine=replay", "rollout.replay_s=0.5", "optimizer.max_grad_norm=0"} <= set(node.overrides)
         assert node.iterations == 1
     assert not list(wanted.out.rglob("*.bin")), "gradients are large: none stays"
+
+
+def test_what_the_workload_says_of_evaluations_and_of_schedules_in_turn_is_left_out(
+    workload: Workload, wanted: Comparison
+) -> None:
+    nodes = Nodes(workload)
+    overrides = ["run.alternate=[overlap,serial]", 'eval=[{"name": "e", "data": "rows.jsonl"}]']
+    compare_gradients(Comparison(**{**vars(wanted), "overrides": overrides}), say=_silent, run=nodes)
+    for node, schedule in zip(nodes.nodes[1:], ("serial", "serial", "overlap", "stream"), strict=True):
+        config = load(node.config, node.overrides)
+        assert config.run.schedule_of(0) == schedule
+        assert config.eval == ()
 
 
 def test_a_comparison_that_was_ended_goes_on_with_the_run_that_is_missing(

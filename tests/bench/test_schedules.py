@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from rollplex.bench.nodes import Job, StoppedError
+from rollplex.bench.nodes import FIXED, Job, StoppedError
 from rollplex.bench.report import report
 from rollplex.bench.result import Result
 from rollplex.bench.rows import Row, choose_modes, practised
@@ -70,6 +70,20 @@ def plan(workload: Workload, short: Path) -> Plan:
 
 def _silent(_: str) -> None:
     pass
+
+
+def test_what_modes_differ_in_is_theirs_whatever_the_workload_says(plan: Plan, row: MakeRow) -> None:
+    """A row of overlap that ran serial every second iteration would look like one that gains little."""
+    text = plan.config.read_text()
+    config = plan.config.with_name("other.yaml")
+    config.write_text(text.replace("run:\n", "run:\n  alternate: [serial, overlap]\n"))
+    assert load(config, []).run.alternate
+    nodes = Nodes(row)
+    run_schedules(replace(plan, config=config, repeats=1), say=_silent, run=nodes)
+    for job in nodes.jobs:
+        found = load(job.config, [*job.overrides, *FIXED, *job.mode.overrides])
+        assert {found.run.schedule_of(step) for step in range(4)} == {job.mode.schedule}
+        assert not found.rollout.sglang.own_weights
 
 
 def test_every_mode_is_run_in_every_repeat_repeat_by_repeat(plan: Plan, row: MakeRow) -> None:

@@ -114,7 +114,7 @@ def compare_gradients(
         RollplexError: a run failed, or kept no gradient.
     """
     replayed = () if wanted.responses is None else ("rollout.engine=replay", f"rollout.replay={wanted.responses}")
-    config = load(wanted.config, [*wanted.overrides, *replayed])  # SGLang would not record in float32
+    config = load(wanted.config, [*wanted.overrides, *FIXED, *replayed])  # SGLang would not record in float32
     shape = read_shape(config.model.path)
     model = parameter_table(shape, dtype=config.model.dtype, freeze_vision=config.model.freeze_vision)
     table = gradient_table(model)

@@ -18,8 +18,14 @@ from rollplex.config.environment import child_environment
 from rollplex.errors import ConfigError, RollplexError
 
 EXIT_CONFIG = 2
-FIXED = ("eval=[]", "checkpoint.every=0", "checkpoint.at_end=false")
-"""A bench evaluates nothing and writes no checkpoint: it keeps digests."""
+FIXED = (
+    "eval=[]",
+    "checkpoint.every=0",
+    "checkpoint.at_end=false",
+    "run.alternate=[]",
+    "rollout.sglang.own_weights=false",
+)
+"""A bench evaluates nothing and writes no checkpoint: it keeps digests. What its modes differ in, only they set."""
 MOST_TOLD = 4000
 
 
