@@ -12,6 +12,7 @@ import pytest
 
 from rollplex.errors import ModelError
 from rollplex.layout.parameters import parameter_table
+from rollplex.layout.published import QWEN2_5_VL
 from rollplex.layout.shape import ModelShape, read_shape
 from support.published import PUBLISHED, as_transformers_4, as_transformers_5
 
@@ -33,6 +34,11 @@ def test_a_published_model_has_as_many_parameters_as_the_hub_counts_in_every_for
     assert shape.tied is (name in {"Qwen2.5-VL-3B", "Qwen2-VL-2B"})
     for form in (as_transformers_4, as_transformers_5):
         assert read_shape(folder(form(config))) == shape
+
+
+@pytest.mark.parametrize("size", QWEN2_5_VL)
+def test_the_shapes_that_need_no_folder_are_those_of_the_published_files(size: str, folder: Folder) -> None:
+    assert QWEN2_5_VL[size] == read_shape(folder(PUBLISHED[f"Qwen2.5-VL-{size}"].config))
 
 
 @pytest.mark.parametrize("form", [dict, as_transformers_4, as_transformers_5])

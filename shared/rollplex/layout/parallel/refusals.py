@@ -37,19 +37,23 @@ def _divisions(shape: ModelShape, degree: int, vision_degree: int) -> Iterator[t
     yield "columns of the MLP (intermediate_size)", shape.intermediate, degree
     yield "rows of the padded vocabulary", -(-shape.vocab // VOCAB_MULTIPLE) * VOCAB_MULTIPLE, degree
     yield "attention heads of the vision tower", vision.heads, vision_degree
-    yield "columns of the padded vision MLP", vision_mlp_width(vision), vision_degree
+    padded = vision_mlp_width(vision) if shape.architecture == "qwen2_5_vl" else vision.intermediate
+    yield "columns of the vision MLP as stored", padded, vision_degree
     yield "columns of the vision tower's merger", vision.merger_width, vision_degree
 
 
 def _check_devices(training: int, rollout: int, devices: int) -> None:
     for where, degree in (("training", training), ("rollout", rollout)):
         if degree < 1:
-            raise ConfigError("A tensor-parallel degree is less than one", got=str(degree), needed="1 or more", where=where)
+            raise ConfigError(
+                "A tensor-parallel degree is less than one", got=str(degree), needed="1 or more", where=where
+            )
     smaller, larger = sorted((training, rollout))
-    if larger % smaller:
+    times, left = divmod(larger, smaller)
+    if left:
         raise ConfigError(
             "The two tensor-parallel degrees do not nest, so that no shard of one lies within a shard of the other",
-            got=f"training {training}, rollout {rollout}: {larger} = {larger // smaller} x {smaller} + {larger % smaller}",
+            got=f"training {training}, rollout {rollout}: {larger} = {times} x {smaller} + {left}",
             needed="the larger a multiple of the smaller",
         )
     if larger > devices or devices % larger:
