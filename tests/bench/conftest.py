@@ -27,6 +27,13 @@ def workload(tmp_path_factory: pytest.TempPathFactory) -> Workload:
     )
 
 
+@pytest.fixture(autouse=True)
+def _no_edits_of_this_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of rows refuses rows of other changes; a checkout that is edited during the tests is none of theirs."""
+    software = Software(rollplex="0.1.0", python="3.11.7", packages={"torch": "2.13.0"}, commit="b" * 40)
+    monkeypatch.setattr("rollplex.bench.schedules.read_software", lambda: software)
+
+
 @pytest.fixture
 def machine() -> Machine:
     return Machine(cpu="AMD EPYC", cores=2, memory_bytes=24 * 2**30, system="Debian 12, Linux 6.1")

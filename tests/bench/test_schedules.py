@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -75,7 +76,8 @@ def _silent(_: str) -> None:
 def test_what_modes_differ_in_is_theirs_whatever_the_workload_says(plan: Plan, row: MakeRow) -> None:
     """A row of overlap that ran serial every second iteration would look like one that gains little."""
     text = plan.config.read_text()
-    config = plan.config.with_name("other.yaml")
+    folder = shutil.copytree(plan.config.parent, plan.out.parent / "w")  # the workload is other tests' too
+    config = folder / "other.yaml"
     config.write_text(text.replace("run:\n", "run:\n  alternate: [serial, overlap]\n"))
     assert load(config, []).run.alternate
     nodes = Nodes(row)

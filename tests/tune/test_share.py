@@ -10,7 +10,7 @@ import pytest
 
 from rollplex.bench import schedules
 from rollplex.bench.lengths import Lengths
-from rollplex.bench.machine import Machine
+from rollplex.bench.machine import Machine, Software
 from rollplex.bench.nodes import Job, StoppedError
 from rollplex.bench.rows import Row
 from rollplex.bench.workload import Wanted as WorkloadWanted
@@ -32,6 +32,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Workload:
         folder,
         WorkloadWanted(vision_tokens=6, text_tokens=11, lengths=lengths, group_size=3, prompts=2, preset="tiny"),
     )
+
+
+@pytest.fixture(autouse=True)
+def _no_edits_of_this_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of rows refuses rows of other changes; a checkout that is edited during the tests is none of theirs."""
+    software = Software(rollplex="0.1.0", python="3.11.7", packages={"torch": "2.13.0"}, commit="b" * 40)
+    monkeypatch.setattr("rollplex.bench.schedules.read_software", lambda: software)
 
 
 class Tuning:
