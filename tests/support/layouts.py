@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,20 +11,10 @@ from numpy.typing import NDArray
 from rollplex.layout.parallel.degrees import RolloutLayout, TrainingLayout
 from rollplex.layout.parallel.places import Place
 from rollplex.layout.parallel.plan import Alias, DevicePlan, LayoutPlan, Parameter
-from rollplex.layout.published import QWEN2_5_VL
 from rollplex.layout.shape import ModelShape
-from support.slices import Model, full_model, sampled, trained
+from support.slices import DEGREES, Model, full_model, sampled, small_shape, trained
 
-DEGREES = (1, 2, 4, 8)
 Array = NDArray[Any]
-
-
-def small_shape(**text: Any) -> ModelShape:
-    """8 heads of 4, 2 K/V heads; every degree up to 8 is possible."""
-    vision = {"depth": 1, "hidden": 32, "heads": 8, "intermediate": 45, "out_hidden": 6, "patch": 2}
-    tower = replace(QWEN2_5_VL["3B"].vision, **{**vision, **text.pop("vision", {})})
-    numbers = {"hidden": 6, "layers": 1, "heads": 8, "kv_heads": 2, "head_dim": 4, "intermediate": 16, "vocab": 70}
-    return replace(QWEN2_5_VL["3B"], vision=tower, **{**numbers, **text})
 
 
 @st.composite

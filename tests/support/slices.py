@@ -4,6 +4,7 @@ second time and without any place in memory."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -12,11 +13,21 @@ from numpy.typing import NDArray
 
 from rollplex.layout.parallel.degrees import RolloutLayout, TrainingLayout
 from rollplex.layout.parameters import parameter_table
+from rollplex.layout.published import QWEN2_5_VL
 from rollplex.layout.shape import ModelShape
 
+DEGREES = (1, 2, 4, 8)
 Array: TypeAlias = NDArray[Any]
 Model: TypeAlias = dict[str, Array]
 """By transformers' names."""
+
+
+def small_shape(**text: Any) -> ModelShape:
+    """8 heads of 4, 2 K/V heads; every degree up to 8 is possible."""
+    vision = {"depth": 1, "hidden": 32, "heads": 8, "intermediate": 45, "out_hidden": 6, "patch": 2}
+    tower = replace(QWEN2_5_VL["3B"].vision, **{**vision, **text.pop("vision", {})})
+    numbers = {"hidden": 6, "layers": 1, "heads": 8, "kv_heads": 2, "head_dim": 4, "intermediate": 16, "vocab": 70}
+    return replace(QWEN2_5_VL["3B"], vision=tower, **{**numbers, **text})
 
 
 def full_model(shape: ModelShape, dtype: str) -> Model:

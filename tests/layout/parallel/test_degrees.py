@@ -10,7 +10,7 @@ from rollplex.layout.parallel.degrees import RolloutLayout, TrainingLayout, grou
 from rollplex.layout.parallel.split import Split, splits
 from rollplex.layout.parameters import parameter_table
 from rollplex.layout.published import QWEN2_5_VL
-from support.layouts import DEGREES
+from support.slices import DEGREES
 
 SHAPE = QWEN2_5_VL["3B"]
 SPLITS = {s.entry.name: s for s in splits(parameter_table(SHAPE, dtype="bfloat16", freeze_vision=False), SHAPE)}

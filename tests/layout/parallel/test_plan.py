@@ -18,7 +18,8 @@ from rollplex.layout.parallel.split import Part, Range, Split
 from rollplex.layout.parameters import parameter_table
 from rollplex.layout.published import QWEN2_5_VL
 from rollplex.layout.shape import ModelShape
-from support.layouts import DEGREES, rollouts, shapes, small_shape, trainings, verify
+from support.layouts import rollouts, shapes, trainings, verify
+from support.slices import DEGREES, small_shape
 
 DTYPES = ("bfloat16", "float32", "float64")
 thorough = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])

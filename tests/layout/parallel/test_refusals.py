@@ -12,7 +12,7 @@ from rollplex.layout.parallel.degrees import RolloutLayout, TrainingLayout
 from rollplex.layout.parallel.refusals import check
 from rollplex.layout.published import QWEN2_5_VL
 from rollplex.layout.shape import ModelShape
-from support.layouts import DEGREES, small_shape
+from support.slices import DEGREES, small_shape
 
 
 def refusal(shape: ModelShape, training: int, rollout: int, *, devices: int = 8, whole_tower: bool = False) -> str:

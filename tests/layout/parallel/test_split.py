@@ -11,7 +11,8 @@ from rollplex.layout.parallel.split import Split, splits
 from rollplex.layout.parameters import parameter_table
 from rollplex.layout.published import QWEN2_5_VL
 from rollplex.layout.shape import ModelShape
-from support.layouts import shapes, small_shape
+from support.layouts import shapes
+from support.slices import small_shape
 
 
 def by_name(shape: ModelShape) -> dict[str, Split]:

@@ -14,7 +14,8 @@ from rollplex.layout.parallel.tally import tally, tally_model
 from rollplex.layout.parameters import HEADER_BYTES, parameter_table
 from rollplex.layout.published import QWEN2_5_VL
 from rollplex.layout.shape import ModelShape
-from support.layouts import DEGREES, rollouts, shapes, trainings
+from support.layouts import rollouts, shapes, trainings
+from support.slices import DEGREES
 
 
 @given(shape=shapes(), training=trainings, rollout=rollouts)
