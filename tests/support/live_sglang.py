@@ -69,6 +69,18 @@ def processes(name: str = "sglang::") -> list[int]:
     return found
 
 
+def listening(pids: Sequence[int]) -> set[str]:
+    """Addresses at which processes wait for TCP connections."""
+    import psutil
+
+    return {
+        place.laddr.ip
+        for pid in pids
+        for place in psutil.Process(pid).net_connections(kind="inet")
+        if place.status == psutil.CONN_LISTEN
+    }
+
+
 class LiveNode:
     """Weights and prompts as segments, and the engine's setup."""
 

@@ -21,7 +21,7 @@ from rollplex_rollout.engine import FinishedGroup, UnitReport
 from rollplex_rollout.sglang.engine import SglangEngine
 from rollplex_rollout.sglang.requests import Request
 from rollplex_rollout.sglang.streams import Chunk
-from support.live_sglang import CONTEXT, KV_TOKENS, VERSION, LiveNode, kernels, processes, unavailable
+from support.live_sglang import CONTEXT, KV_TOKENS, VERSION, LiveNode, kernels, listening, processes, unavailable
 
 pytestmark = [
     pytest.mark.sglang,
@@ -85,6 +85,10 @@ def test_its_sockets_are_in_a_folder_of_the_run_that_is_closed_to_others(live: L
     (folder,) = live.node.run_dir.iterdir()
     assert folder.stat().st_mode & 0o777 == 0o700
     assert sum(1 for path in folder.iterdir() if path.is_socket()) >= 3
+
+
+def test_nothing_of_it_listens_where_another_machine_could_reach_it(live: Live) -> None:
+    assert listening(processes()) <= {"127.0.0.1", "::1"}
 
 
 @pytest.mark.parametrize("groups", [(WORDS,), (WIDE,), (PICTURES,), (FILM,), (WORDS, WIDE, PICTURES, FILM, LONG)])

@@ -44,6 +44,30 @@ def test_an_engine_that_cannot_be_made_is_named_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_ranks_meet_by_a_file_in_the_engines_folder_and_by_no_tcp_port(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+
+    def look(*_: object) -> None:
+        seen.append(os.environ["SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"])
+        raise RuntimeError("enough")
+
+    monkeypatch.setattr(runtime, "_make", look)
+    monkeypatch.setenv("SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE", "tcp://0.0.0.0:5000")
+    made = SglangRuntime(make_folder(tmp_path))
+    with pytest.raises(EngineError, match="enough"):
+        made.start({}, lambda _: None)
+    made.close()
+    assert seen == [f"file://{made.folder}/rendezvous"]
+    odd = tmp_path / "a?b"
+    odd.mkdir()
+    made = SglangRuntime(make_folder(odd))
+    with pytest.raises(EngineError, match=r"needed a path without \?, # and ;"):
+        made.start({}, lambda _: None)
+    made.close()
+
+
 def test_a_child_that_reports_a_failure_is_noted_instead_of_ending_this_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

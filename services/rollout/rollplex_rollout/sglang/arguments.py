@@ -96,6 +96,8 @@ FORCED_ENVIRONMENT: Final = {
     "SGLANG_USE_PICKLE_IPC": "0",  # typed messages between its processes instead of pickles
     "SGLANG_RETURN_ORIGINAL_LOGPROB": "0",  # log-probabilities after division by the temperature
     "SGLANG_SANITIZE_NAN_LOGITS": "0",  # logits that are no numbers must not become tokens
+    "GLOO_SOCKET_IFNAME": "lo",  # torch.distributed listens even where there is one rank: on loopback alone
+    "NCCL_SOCKET_IFNAME": "lo",
 }
 
 

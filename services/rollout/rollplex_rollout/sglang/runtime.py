@@ -47,6 +47,9 @@ LOAD_DEADLINE_S: Final = 300.0
 CALL_DEADLINE_S: Final = 60.0
 CLOSE_DEADLINE_S: Final = 30.0
 _LOOK_EVERY_S: Final = 0.25
+RENDEZVOUS_VARIABLE: Final = "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"
+"""Where the ranks of an engine meet. SGLang's own way is torch's TCP store, which listens on every address of the
+machine and asks nobody who he is; a file in the engine's folder does for one rank and for several."""
 
 log = logging.getLogger("rollplex.rollout.sglang")
 _T = TypeVar("_T")
@@ -77,10 +80,12 @@ class SglangRuntime:
             RollplexError: what `take` raises.
             WaitError: not ready by the deadline.
         """
+        rendezvous = _rendezvous(self.folder)
         if threading.current_thread() is threading.main_thread():
             self._old_quit = signal.signal(signal.SIGQUIT, lambda signum, _frame: self._quits.append(signum))
         door = Door(self.folder / "weights.sock")
         os.environ[wire.SOCKET_VARIABLE] = str(door.path)
+        os.environ[RENDEZVOUS_VARIABLE] = rendezvous
         _let_preload_find_libraries()
         self._thread = threading.Thread(target=self._run, args=(arguments,), name="sglang", daemon=True)
         self._thread.start()
@@ -318,6 +323,22 @@ def _temporary(folder: Path) -> Iterator[None]:
         yield
     finally:
         tempfile.tempdir = before
+
+
+def _rendezvous(folder: Path) -> str:
+    """The address of a file in a folder, for torch.distributed.
+
+    Raises:
+        EngineError: the path has characters that end the path of an address.
+    """
+    if set(str(folder)) & set("?#;"):
+        raise EngineError(
+            "SGLang's folder in the run directory has a path that torch cannot be told",
+            got=str(folder),
+            needed="a path without ?, # and ;",
+            do="Choose another run directory.",
+        )
+    return f"file://{folder / 'rendezvous'}"
 
 
 def _let_preload_find_libraries() -> None:
