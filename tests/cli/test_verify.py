@@ -154,6 +154,7 @@ def test_the_surface_of_the_command_is_the_known_one(capsys: pytest.CaptureFixtu
         ["--logprob-tolerance", "-0.1"],
         ["--set", "run.sede=1"],
         ["--json", "no/such/folder/x.json"],
+        ["--set", "device.kind=cuda"],
         [],
     ],
 )

@@ -12,6 +12,8 @@ from msgspec.structs import replace
 
 from rollplex.cli.child import run_child
 from rollplex.cli.start import Prepared, coordinator_command, fresh, prepare, timestamp
+from rollplex.config import load
+from rollplex.config.config import Config
 from rollplex.config.environment import child_environment
 from rollplex.errors import ConfigError, RollplexError
 from rollplex.verify.report import lines, read, write
@@ -50,6 +52,23 @@ def verify_command(prepared: Prepared, wanted: Wanted) -> list[str]:
     return command
 
 
+def require_host(config: Config) -> None:
+    """A verification reads gradients where it can see them.
+
+    Raises:
+        ConfigError: the workers compute on a GPU.
+    """
+    if config.device.kind != "host":
+        raise ConfigError(
+            "A verification compares gradients in host memory",
+            got=f"device.kind: {config.device.kind}",
+            needed="host",
+            do="Add --set device.kind=host --set rollout.engine=transformers; on a GPU compare schedules with "
+            "`rollplex bench gradients`.",
+            where="device.kind",
+        )
+
+
 def run_verify(
     config_file: Path,
     overrides: Sequence[str],
@@ -74,6 +93,7 @@ def run_verify(
     """
     if wanted.json_file is not None and not wanted.json_file.absolute().parent.is_dir():
         raise ConfigError("The folder of the report is not there", got=str(wanted.json_file), where="--json")
+    require_host(load(config_file, overrides))
     run_dir = fresh(runs_dir, f"verify-{timestamp()}")
     prepared = prepare(config_file, overrides, run_dir, runs_dir, latest=False)
     config = prepared.config
