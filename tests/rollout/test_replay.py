@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -114,6 +115,18 @@ def test_a_group_that_is_not_there_as_it_is_wanted_is_named(
     with pytest.raises(EngineError, match=problem) as caught:
         generate(engine, shared_node)
     assert f"step {STEP}, group" in str(caught.value)
+
+
+def test_a_response_of_another_length_than_the_forced_one_is_refused_since_memory_is_planned_for_that(
+    record: Any, shared_node: Node
+) -> None:
+    engine = record()
+    assert len(generate(engine, shared_node, forced_lengths=(1, 2, 2, 3))[0]) == 2
+    for second in ([2, 2], [2, 4]):
+        with pytest.raises(
+            EngineError, match=rf"got 2 to 3 tokens; needed {re.escape(str(second))}, as rollout\.forced"
+        ):
+            generate(engine, shared_node, forced_lengths=(1, 2, *second))
 
 
 @pytest.mark.parametrize(

@@ -122,11 +122,18 @@ class ReplayEngine:
                 where=where,
             )
         lengths = tuple(len(one.ids) for one in found)
-        if min(lengths) < 1 or max(lengths) > unit.sampling.max_new_tokens:
+        at = unit.prompts.index(slot) * size
+        limits = tuple(int(limit) for limit in unit.limits()[at : at + size])
+        forced = bool(unit.sampling.forced_lengths)
+        fits = lengths == limits if forced else max(lengths) <= max(limits)
+        if min(lengths) < 1 or not fits:
             raise EngineError(
                 "A recorded response has a length that this run does not have",
                 got=f"{min(lengths)} to {max(lengths)} tokens",
-                needed=f"1 to rollout.max_new_tokens = {unit.sampling.max_new_tokens}",
+                needed=f"{list(limits)}, as rollout.forced_lengths says"
+                if forced
+                else f"1 to rollout.max_new_tokens = {unit.sampling.max_new_tokens}",
+                do="Replay with the lengths that were recorded: memory is planned for those of this configuration.",
                 where=where,
             )
         return FinishedGroup(
