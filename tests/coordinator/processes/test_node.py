@@ -313,6 +313,31 @@ def test_a_node_says_which_gpu_it_has_and_how_it_is_shared_and_shows_it_to_its_w
     assert not daemon.folder.exists()
 
 
+def test_an_end_that_goes_wrong_half_way_leaves_neither_daemon_nor_segments(
+    on_gpu: MakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = on_gpu()
+    node.prepare_device()
+    assert node.device is not None
+    assert node.device.mps is not None
+    segment, daemon = node.holder.create(Kind.GRADIENTS, 4096, lease=1, memory=Memory.CUDA), node.device.mps
+    join(node)
+    child = node.supervisor.child(Role.ROLLOUT)
+    assert child is not None
+
+    def fail(*_: object) -> None:
+        raise OSError("no more descriptors")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(node.link, "await_ends", fail)
+        with pytest.raises(OSError, match="no more descriptors"):
+            node.end("the run ended")
+    assert not daemon.alive
+    assert not daemon.folder.exists()
+    assert node.holder.find(segment.segment) is None
+    assert child.process.returncode is not None
+
+
 def test_turns_instead_of_a_daemon_are_journalled_with_the_reason(
     on_gpu: MakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import select
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -160,6 +161,23 @@ def test_where_workers_share_a_gpu_they_are_asked_first_then_freed_from_it_then_
     assert freed == [prefix.pid, trainer.pid], "who ends by SIGTERM, or has no GPU, needs no more"
     codes = [child.process.returncode for child in (prefix, rollout, trainer, reward)]
     assert codes == [-signal.SIGKILL, -signal.SIGTERM, -signal.SIGABRT, -signal.SIGKILL]
+
+
+def test_a_child_that_the_kernel_holds_is_named_and_the_others_are_ended(
+    make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    supervisor = make({Role.PREFIX: SLEEP, Role.TRAINER: SLEEP})
+    held, other = (supervisor.start(role, Device()) for role in (Role.PREFIX, Role.TRAINER))
+
+    def wait(timeout: float) -> int:
+        raise subprocess.TimeoutExpired("prefix", timeout)
+
+    with monkeypatch.context() as held_by_the_kernel:
+        held_by_the_kernel.setattr(held.process, "wait", wait)
+        assert set(supervisor.stop()) == {Role.PREFIX, Role.TRAINER}
+    assert f"prefix (pid {held.pid}) was killed, but has not ended" in caplog.text
+    assert other.process.returncode == -signal.SIGKILL
+    held.process.wait(DEADLINE_S)
 
 
 def test_a_child_s_environment_says_which_gpu_it_sees(make: Make) -> None:

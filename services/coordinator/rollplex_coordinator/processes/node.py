@@ -9,6 +9,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import NoReturn
 
 from rollplex.config.config import Config
@@ -172,7 +173,21 @@ class Node:
         )
 
     def end(self, reason: str) -> None:
-        """Everybody leaves; who does not within the grace time is killed, if it is ours. Then everything is closed."""
+        """Everybody leaves; who does not within the grace time is killed, if it is ours. Then everything is closed. A
+        step that raises keeps none of the others from happening: a daemon or segment that stayed would keep the GPU."""
+        with ExitStack() as closing:  # the last one first
+            closing.callback(self.record.close)
+            if self.device is not None:
+                closing.callback(self.device.close)
+            if self.observer is not None:
+                closing.callback(self.observer.close)
+            closing.callback(self.holder.close_all)
+            closing.callback(self.link.hub.close)
+            closing.callback(self.supervisor.stop)
+            self._let_go(reason)
+
+    def _let_go(self, reason: str) -> None:
+        """The processes end."""
         for role in (*WORKERS, *CHILDREN):
             child = self.supervisor.child(role)
             if child is not None:
@@ -184,13 +199,6 @@ class Node:
         killed = self.supervisor.stop()
         for late in {str(peer.role) for peer in staying} | set(map(str, killed)):
             log.warning("%s did not leave in time%s", late, " and was killed" if late in killed else "")
-        self.link.hub.close()
-        self.holder.close_all()
-        if self.observer is not None:
-            self.observer.close()
-        if self.device is not None:
-            self.device.close()
-        self.record.close()
 
     def _parent_ended(self) -> None:
         self.link.stop(StopRun(source="the end of the process that started it", exit_code=1))

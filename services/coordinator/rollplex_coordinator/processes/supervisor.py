@@ -14,6 +14,7 @@ have processes of its own (SGLang's scheduler is the one that uses the GPU): the
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import signal
@@ -31,7 +32,10 @@ from rollplex_coordinator.processes.environment import WORKERS, GpuAccess, envir
 
 TERM_S = 2.0
 SESSION_S = 2.0
+KILLED_S = 10.0
 _PAUSE_S = 0.01
+
+log = logging.getLogger("rollplex.coordinator")
 
 MODULES: Mapping[Role, str] = {
     Role.ROLLOUT: "rollplex_rollout",
@@ -130,13 +134,17 @@ class Supervisor:
         return f"exit code {code}"
 
     def kill(self, role: Role) -> None:
-        """End one child now and collect it."""
+        """End one child now and collect it. One that the kernel holds, as a GPU's driver can, is named and left: what
+        else is to be ended must not stay because of it."""
         child = self._children.pop(role, None)
         if child is not None:
             child.process.kill()
             if role in WORKERS:
                 _end_session(child.pid)
-            child.process.wait(timeout=10)
+            try:
+                child.process.wait(timeout=KILLED_S)
+            except subprocess.TimeoutExpired:
+                log.error("%s (pid %d) was killed, but has not ended: the kernel holds it", role, child.pid)
             os.close(child.pidfd)
 
     @property
