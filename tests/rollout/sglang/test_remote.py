@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 from torch import Tensor
 
 from rollplex.errors import EngineError, SegmentError, StateError, WaitError
@@ -108,6 +109,22 @@ def test_parameters_are_looked_at_as_they_are_now(pair: Pair) -> None:
     pair.parameters[name] = pair.parameters[name].clone()
     with pytest.raises(SegmentError, match="storage of its own"):
         pair.remote.look()
+
+
+def test_a_question_that_fails_is_answered_with_the_reason_and_the_next_one_as_ever(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the digest's scratch does where a GPU is full: the process lives, and must not be told dead."""
+    pair.offer()
+
+    def short(*_: object) -> str:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with monkeypatch.context() as full:
+        full.setattr("rollplex_rollout.sglang.serving.digest", short)
+        with pytest.raises(EngineError, match="could not answer.*got Digest: OutOfMemoryError: CUDA out of memory"):
+            pair.remote.digest()
+    assert pair.remote.digest() == digest(pair.node.actor, pair.node.table)
 
 
 def test_a_scheduler_that_disagrees_about_the_table_says_so_at_both_ends(pair: Pair) -> None:

@@ -11,6 +11,7 @@ messages, not by the order of kernels.
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import socket
@@ -23,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rollplex.errors import ProtocolError, RollplexError, StateError
+from rollplex.errors import EngineError, ProtocolError, RollplexError, StateError
 from rollplex.layout.parameters import ParameterTable, parameter_table
 from rollplex.layout.shape import ModelShape, read_shape
 from rollplex.memory.digest import digest
@@ -34,6 +35,8 @@ from rollplex_rollout.sglang import wire
 from rollplex_rollout.sglang.aliasing import renew, require_copies
 
 OFFER_DEADLINE_S = 60.0
+
+log = logging.getLogger("rollplex.rollout.sglang")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +138,16 @@ class WeightsServer(threading.Thread):
                     raise ProtocolError("The weights were offered twice")
         except RollplexError as error:
             return trouble(error)
+        except Exception as error:
+            # Outer loop of the thread: without an answer the other end would take this process for dead.
+            log.exception("%s about the weights cannot be answered", type(message).__name__)
+            return trouble(
+                EngineError(
+                    "SGLang's scheduler process could not answer about the weights",
+                    got=f"{type(message).__name__}: {type(error).__name__}: {error}",
+                    do="Look at the log of the rollout process; if memory is short, lower rollout.sglang.kv_tokens.",
+                )
+            )
         return wire.Fine()
 
     def _look(self) -> None:
