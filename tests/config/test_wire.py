@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from rollplex.config import Config, dump, wire
 from rollplex.config.learning import RewardFunctionSection
+from rollplex.errors import ConfigError
 from rollplex.protocol.common import ModelSpec
 from rollplex.protocol.inputs import DataSource
 from rollplex.protocol.reward import Form, RewardFunction
@@ -66,6 +67,14 @@ def test_sglang_is_told_every_size(make: Make) -> None:
         decode_share=0.4,
         own_weights=True,
     )
+
+
+def test_a_pool_that_does_not_hold_one_prompt_with_its_response_is_refused_with_the_sum(make: Make) -> None:
+    rollout = {"engine": "sglang", "max_new_tokens": 9, "sglang": {"kv_tokens": 80}}
+    config = make(rollout=rollout, device={"kind": "cuda"}, model={"dtype": "bfloat16"})
+    with pytest.raises(ConfigError, match="at least 87: 70 \\+ 9 \\+ 8"):
+        wire.engine_spec(config, max_prompt_tokens=70)
+    assert wire.engine_spec(config, max_prompt_tokens=63).kv_tokens == 80
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,29 @@ def test_the_last_suffix_unit_drops_the_reference_keys_and_values(
     world.send(Drain(cause=1, version=VERSION))
 
 
+def test_an_allocator_is_trimmed_when_a_units_lease_ends_and_the_unit_is_gone(
+    make_world: MakeWorld, responses: list[Responses], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make_world()
+    alive: list[weakref.ref[object]] = []
+    trims: list[int] = []
+    monkeypatch.setattr(
+        "rollplex_prefix.service.trim", lambda _device: trims.append(sum(ref() is not None for ref in alive))
+    )
+    world.forward(Which.REFERENCE, ALL, 0)
+    alive += [weakref.ref(tensor) for tensor in world.service._units.reference(0, STEP).state.keys]
+    world.score(0, responses[:2])
+    assert trims == []
+    world.score(0, responses[2:], release=True)
+    assert trims == [0]
+    world.forward(Which.ACTOR, ALL, 1)
+    world.unit_views(1).gradients.zero_()
+    world.backward(1)
+    assert trims == [0, 0]
+    world.send(Drain(cause=1, version=VERSION))
+    assert trims == [0, 0, 0]
+
+
 def test_the_backward_frees_the_graph_and_unmaps_the_segment_at_once(
     make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:

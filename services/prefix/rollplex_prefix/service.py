@@ -194,7 +194,9 @@ class PrefixService:
                 never_sampled=ready.never_sampled,
             )
         if message.release:
+            del entry
             self._units.drop_reference(message.unit)
+            trim(ready.device)  # its lease ends with this answer, and a segment may be granted in its place
         return SuffixScored(
             cause=message.cause,
             step=message.step,
@@ -217,9 +219,11 @@ class PrefixService:
         with self._private(f"backward of prefix unit {message.unit}", message.workspace):
             held = self._run_backward(entry, message)
             finish(ready.device)  # also because the segment is unmapped next
-        segment = entry.segment
+        segment, kept = entry.segment, not isinstance(entry.kept, Again)
         del entry
         self._segments.detach(segment)
+        if kept:
+            trim(ready.device)  # as where a reference unit ends
         ready.header.require(message.version)
         return PrefixBackwardDone(
             cause=message.cause,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from rollplex.config.checks import TRAIN
 from rollplex.config.config import Config
+from rollplex.errors import ConfigError
 from rollplex.protocol.common import Memory, ModelSpec
 from rollplex.protocol.inputs import DataSource
 from rollplex.protocol.reward import RewardFunction
@@ -53,6 +54,9 @@ def engine_spec(config: Config, *, max_prompt_tokens: int, private_bytes: int = 
     Args:
         max_prompt_tokens: of all datasets, from DataChecked.
         private_bytes: of the engine's process beside its pool of K/V; 0: no limit.
+
+    Raises:
+        ConfigError: the pool that the configuration names does not hold one prompt with its response.
     """
     rollout = config.rollout
     replay = "" if rollout.replay is None else str(rollout.replay)
@@ -65,6 +69,15 @@ def engine_spec(config: Config, *, max_prompt_tokens: int, private_bytes: int = 
             replay_s=rollout.replay_s,
         )
     context = max_prompt_tokens + rollout.max_new_tokens
+    least = context + POOL_SPARE_TOKENS
+    if 0 < rollout.sglang.kv_tokens < least:
+        raise ConfigError(
+            "The pool of keys and values does not hold the longest prompt with its response",
+            got=f"{rollout.sglang.kv_tokens} tokens",
+            needed=f"at least {least}: {max_prompt_tokens} + {rollout.max_new_tokens} + {POOL_SPARE_TOKENS}",
+            do="Raise rollout.sglang.kv_tokens, set it to 0, or lower rollout.max_new_tokens.",
+            where="rollout.sglang.kv_tokens",
+        )
     return EngineSpec(
         name=rollout.engine,
         kv_tokens=rollout.sglang.kv_tokens or pool_tokens(config, max_prompt_tokens=max_prompt_tokens),

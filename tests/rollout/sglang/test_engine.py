@@ -170,6 +170,23 @@ def test_the_rest_of_a_group_is_asked_for_only_after_its_first_token(make: Calla
     assert sorted(sent[2:]) == ["000000-000001", "000000-000002", "000001-000001", "000001-000002"]
 
 
+def test_a_unit_that_cannot_begin_gives_its_memory_back_too(
+    make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = make(gpu=True)
+    bench.sglang.story.clear()
+
+    def refuse(method: str, **_: object) -> None:
+        bench.sglang.story.append(method)
+        if method == "rollplex_begin":
+            raise EngineError("SGLang refused a call", got="not idle")
+
+    monkeypatch.setattr(bench.sglang, "rpc", refuse)
+    with pytest.raises(EngineError, match="not idle"):
+        bench.generate()
+    assert bench.sglang.story == ["resume", "rollplex_begin", "abort all", "rollplex_rest", "release"]
+
+
 def test_between_units_a_gpu_has_its_memory_back(make: Callable[..., Bench]) -> None:
     bench = make(gpu=True)
     assert bench.sglang.story == ["rollplex_rest", "release"], "the pool that it came up with"

@@ -168,11 +168,11 @@ class SglangEngine:
         self._units += 1
         requests = self._requests.make(unit, f"u{unit.step:08d}-{self._units:08d}")
         kv_bytes = self.kv_bytes(unit)
-        if self._on_gpu:
-            self._runtime.resume_kv()
-        self._runtime.rpc(BEGIN, seed=unit_seed(unit))
         inbox = Inbox()
         try:
+            if self._on_gpu:
+                self._runtime.resume_kv()
+            self._runtime.rpc(BEGIN, seed=unit_seed(unit))
             self._sample(unit, requests, inbox, announce, prefilled)
         except BaseException as error:
             self._give_up(error)
