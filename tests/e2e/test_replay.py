@@ -6,16 +6,21 @@ import pytest
 
 from rollplex.bench.gap import read_gaps
 from rollplex.journal.events import GroupFinished, UpdateCommitted
-from support.nodes import Project, Start
+from support.nodes import Finished, Project, Start
 
 ITERATIONS = 2
 
 
-def test_a_replay_makes_the_same_updates_bit_for_bit_without_sampling(start: Start, project: Project) -> None:
+@pytest.fixture(scope="module")
+def recorded(start: Start, project: Project) -> Finished:
     recording = {"run.schedule": "serial", "run.log_tokens": True, "run.log_completions": 1000}
-    recorded = start("--iterations", str(ITERATIONS), overrides=recording).wait()
-    assert recorded.code == 0, recorded.stderr
-    assert "REPLAYED" not in recorded.stderr
+    run = start("--iterations", str(ITERATIONS), overrides=recording).wait()
+    assert run.code == 0, run.stderr
+    assert "REPLAYED" not in run.stderr
+    return run
+
+
+def test_a_replay_makes_the_same_updates_bit_for_bit_without_sampling(start: Start, recorded: Finished) -> None:
     replaying: dict[str, object] = {
         "run.schedule": "stream",
         "rollout.engine": "replay",
@@ -40,15 +45,14 @@ def test_a_replay_makes_the_same_updates_bit_for_bit_without_sampling(start: Sta
         assert gap.largest == pytest.approx(row["sampling/sampling_logp_difference/max"], abs=1e-7)
 
 
-def test_a_replay_of_fewer_steps_than_are_wanted_ends_by_naming_the_missing_one(start: Start, project: Project) -> None:
-    recording = {"run.log_tokens": True, "run.log_completions": 1000}
-    recorded = start("--iterations", "1", overrides=recording).wait()
-    assert recorded.code == 0, recorded.stderr
+def test_a_replay_of_fewer_steps_than_are_wanted_ends_by_naming_the_missing_one(
+    start: Start, recorded: Finished
+) -> None:
     replaying: dict[str, object] = {
         "rollout.engine": "replay",
         "rollout.replay": str(recorded.run_dir / "completions.jsonl"),
     }
-    replayed = start("--iterations", "2", overrides=replaying).wait()
+    replayed = start("--iterations", str(ITERATIONS + 1), overrides=replaying).wait()
     assert replayed.code == 1
     assert "A group was not recorded whole" in replayed.stderr
-    assert "step 1, group 0" in replayed.stderr
+    assert f"step {ITERATIONS}, group 0" in replayed.stderr

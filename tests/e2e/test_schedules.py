@@ -26,6 +26,7 @@ from rollplex.protocol.common import Kind
 from support.files import events_in, scalars_in
 from support.nodes import Finished, Project, Start
 
+pytestmark = pytest.mark.timeout(300)  # whichever test comes first starts four nodes
 ITERATIONS = 5
 SCHEDULES = ("serial", "overlap", "stream")
 EVALUATED = "overlap with evaluations"
@@ -63,7 +64,6 @@ def test_the_rewards_of_these_runs_have_spread(runs: dict[str, Finished]) -> Non
         assert row["frac_reward_zero_std"] == 0.0
 
 
-@pytest.mark.timeout(300)
 def test_schedules_leave_bitwise_equal_weights_and_optimizer_state(runs: dict[str, Finished]) -> None:
     serial = runs["serial"].checkpoint()
     assert any("optimizer" in name for name in serial)
