@@ -142,7 +142,7 @@ def test_a_wrong_command_line_is_explained_and_code_two(
 
 def test_the_surface_of_the_command_line_is_the_known_one(capsys: pytest.CaptureFixture[str]) -> None:
     options: dict[str, set[str]] = {}
-    for command in ("up", "demo", "status", "start", "stop", "down", "logs", "runs", "doctor", "config show"):
+    for command in ("up", "demo", "status", "start", "stop", "down", "logs", "runs", "doctor", "plan", "config show"):
         assert run([*command.split(), "--help"]) == 0
         words = capsys.readouterr().out.replace(",", " ").split()
         options[command] = {word for word in words if word.startswith("--")} - {"--help"}
@@ -156,6 +156,21 @@ def test_the_surface_of_the_command_line_is_the_known_one(capsys: pytest.Capture
         "logs": {"--run", "--follow", "--lines"},
         "runs": {"--json"},
         "doctor": {"--json"},
+        "plan": {
+            *(
+                "--set",
+                "--shape",
+                "--gpus",
+                "--train-tp",
+                "--rollout-tp",
+                "--rollout-gpus",
+                "--hbm",
+                "--json",
+                "--plot",
+            ),
+            *("--prompt-tokens", "--image-tokens", "--response-tokens", "--micro-batch", "--baseline-gradients"),
+            "--optimizer",
+        },
         "config show": {"--set"},
     }
 

@@ -19,6 +19,7 @@ from rollplex.cli.commands.demo import demo
 from rollplex.cli.commands.doctor import doctor
 from rollplex.cli.commands.down import down
 from rollplex.cli.commands.logs import logs
+from rollplex.cli.commands.plan import plan
 from rollplex.cli.commands.rewards import rewards
 from rollplex.cli.commands.runs import runs
 from rollplex.cli.commands.start import start
@@ -43,7 +44,7 @@ app = typer.Typer(
 )
 
 
-for command in (demo, up, status, start, stop, down, logs, runs, doctor, trace, verify):
+for command in (demo, up, status, start, stop, down, logs, runs, doctor, plan, trace, verify):
     app.command()(command)
 app.add_typer(config)
 app.add_typer(checkpoint)

@@ -139,6 +139,11 @@ def reference_table(table: ParameterTable) -> ParameterTable:
     return _placed(table.trainable_entries, table.dtype, 0)
 
 
+def with_entries(table: ParameterTable, entries: Iterable[Stored]) -> ParameterTable:
+    """A table of these entries, each placed anew by its shape, behind the header of `table`."""
+    return _placed(entries, table.dtype, table.header_bytes)
+
+
 def canonical_text(table: ParameterTable) -> str:
     """What the hash is over: one line per entry and piece, every field, in order."""
     lines = [f"rollplex table 1 dtype={table.dtype} header={table.header_bytes} total={table.total_bytes}"]

@@ -49,10 +49,17 @@ class VisionShape:
     out_hidden: int
     tokens_per_second: int | None
     """Temporal mrope positions per second of video; None: one per temporal patch, whatever the seconds."""
+    ranks: int = 1
+    """How many tensor-parallel ranks share the heads and the MLP, if `heads` and `intermediate` are one rank's."""
 
     @property
     def head_dim(self) -> int:
-        return self.hidden // self.heads
+        return self.hidden // (self.heads * self.ranks)
+
+    @property
+    def attention_width(self) -> int:
+        """Numbers of all heads: `hidden`, or a rank's share of it."""
+        return self.heads * self.head_dim
 
     @property
     def merger_width(self) -> int:

@@ -321,7 +321,7 @@ def _vision_bytes(shape: ModelShape, grids: Sequence[Grid], item: int, wide: int
     patches = sum(t * h * w for t, h, w in grids)
     windowed_tower = vision.architecture == "qwen2_5_vl"
     _, norm = _vision_block(vision, item, wide, fused=fused)
-    per_patch = norm + 2 * item * vision.hidden + item * shape.row_width + 2 * 4 * vision.head_dim
+    per_patch = norm + 2 * item * vision.attention_width + item * shape.row_width + 2 * 4 * vision.head_dim
     tables = 2 * INDEX_BYTES * patches // vision.merge**2 if windowed_tower else 0
     tables += 2 * INDEX_BYTES * patches * sum(_unequal(vision, grids).values())
     return patches * per_patch + tables + sum(_vision_blocks_bytes(shape, grids, item, wide, fused=fused))
@@ -337,7 +337,9 @@ def _vision_blocks_bytes(
     unequal, full = _unequal(vision, grids), full_blocks(vision)
     kinds = [(False, full), (True, vision.depth - full)]
     return tuple(
-        patches * (block + unequal[windowed] * item * vision.hidden) for windowed, count in kinds for _ in range(count)
+        patches * (block + unequal[windowed] * item * vision.attention_width)
+        for windowed, count in kinds
+        for _ in range(count)
     )
 
 
@@ -356,7 +358,7 @@ def _vision_block(vision: VisionShape, item: int, wide: int, *, fused: bool) -> 
     windowed_tower = vision.architecture == "qwen2_5_vl"
     fused &= windowed_tower
     norm = norm_bytes(vision.hidden, item, fused=fused) if windowed_tower else 2 * (item * vision.hidden + wide)
-    attention = 4 * item * vision.hidden + vision.heads * wide
+    attention = 4 * item * vision.attention_width + vision.heads * wide
     if fused:
         return 2 * (item * vision.hidden + 4) + attention + 2 * item * vision_mlp_width(vision), norm
     mlp = (4 if windowed_tower else 3) * item * vision.intermediate

@@ -149,7 +149,7 @@ def _reserved(config: Config, sizes: Sizes) -> list[tuple[str, Kind, Role, froze
 def _standing(config: Config, sizes: Sizes, inputs_bytes: int) -> list[tuple[Kind, str, str, int]]:
     """What is there from LOAD to the end: kind, owner, purpose, bytes."""
     standing: list[tuple[Kind, str, str, int]] = [
-        (Kind.ACTOR_WEIGHTS, Role.TRAINER, "one copy, mapped by all", sizes.table.total_bytes),
+        (Kind.ACTOR_WEIGHTS, Role.TRAINER, "one copy, mapped by all", sizes.weights_bytes),
         (Kind.GRADIENTS, Role.TRAINER, "of suffixes", sizes.gradient_bytes),
         (Kind.GRADIENTS, Role.PREFIX, "of prefixes", sizes.gradient_bytes),
         (Kind.OPTIMIZER_STATE, Role.TRAINER, config.optimizer.name, sizes.optimizer_bytes),

@@ -28,8 +28,8 @@ from rollplex.config import wire
 from rollplex.config.config import Config
 from rollplex.journal.phases import Phase
 from rollplex.layout.optimizer import optimizer_table
-from rollplex.layout.parameters import gradient_table, parameter_table, reference_table
-from rollplex.layout.shape import read_shape
+from rollplex.layout.parameters import ITEM_BYTES, ParameterTable, gradient_table, parameter_table, reference_table
+from rollplex.layout.shape import ModelShape, read_shape
 from rollplex.memory.predict import (
     Grid,
     engine_scratch_bytes,
@@ -72,12 +72,22 @@ class Sizes:
     Args:
         whole: whole sequences are trained too (`rollplex verify`).
         longest_prompt: tokens, over all data; only for an engine that keeps one pool of K/V for all units.
+        shape: of the model, or of a tensor-parallel rank's share of it; that of the model folder unless given.
+        table: the parameters of that share; those of `shape` unless given.
 
     Raises:
         ModelError: a model folder that cannot be used.
     """
 
-    def __init__(self, config: Config, *, whole: bool = False, longest_prompt: int = 0) -> None:
+    def __init__(
+        self,
+        config: Config,
+        *,
+        whole: bool = False,
+        longest_prompt: int = 0,
+        shape: ModelShape | None = None,
+        table: ParameterTable | None = None,
+    ) -> None:
         self._config = config
         self.whole = whole
         self._longest_prompt = longest_prompt
@@ -85,13 +95,15 @@ class Sizes:
         activations = Activations(config.memory.prefix_activations)
         self.recompute, self.layers = activations.again, activations.by_layers
         self.fused = config.device.kind == "cuda" and config.model.dtype == "bfloat16"
-        self.shape = read_shape(config.model.path)
+        self.shape = shape or read_shape(config.model.path)
         self.dtype = config.model.dtype
         self.on_gpu = config.device.kind == "cuda"
         self.pools = config.rollout.engine == "sglang"
         """Whether the engine keeps one pool of K/V for all units."""
         self.packed = packs_suffix(self.dtype, self.shape.head_dim, cuda=self.on_gpu)
-        self.table = parameter_table(self.shape, dtype=self.dtype, freeze_vision=config.model.freeze_vision)
+        freeze = config.model.freeze_vision
+        self.table = table or parameter_table(self.shape, dtype=self.dtype, freeze_vision=freeze)
+        self.weights_bytes = self.table.total_bytes
         self.gradient_bytes = gradient_table(self.table).total_bytes
         self.reference_bytes = reference_table(self.table).total_bytes
         optimizer = config.optimizer
@@ -211,9 +223,7 @@ class Sizes:
         """The largest that each kind of unit block can become, by name."""
         config = self._config
         train = data.sources[0]
-        samples, longest = config.rollout.group_size, config.rollout.max_new_tokens
-        if config.rollout.forced_lengths:
-            longest = max(config.rollout.forced_lengths)
+        samples, longest = config.rollout.group_size, self._longest_response()
         tokens, prompts = train.max_prompt_tokens, config.prefix_prompts
         rows = prompts * self.copies
         # The one shape that a bound cannot know: media of unequal sizes cost an extra copy, so one odd image is added,
@@ -298,6 +308,28 @@ class Sizes:
             [forced[(group * samples + sample) % len(forced)] for group in unit.groups for sample in range(samples)]
             for unit in units
         ]
+
+    def whole_sequences(self, data: DataChecked, count: int) -> dict[str, int]:
+        """Of a system without prefixes: what one pass over `count` sequences holds, each a longest prompt with a
+        longest response. The pass keeps what `memory.prefix_activations` says."""
+        train, longest = data.sources[0], self._longest_response()
+        tokens = train.max_prompt_tokens + longest
+        frame = [(1, 2, max(2, train.max_media_rows // 2))] * (count if train.max_media_rows else 0)
+        scored = [longest] * count
+        kept = (
+            self._activation_bytes(count, tokens, frame) + count * longest * ITEM_BYTES[self.dtype] * self.shape.hidden
+        )
+        sizes = {"graph": kept, "logits": self._logits_bytes(count, scored)}
+        if self.on_gpu:
+            trained = () if self._config.model.freeze_vision else frame
+            sizes["scratch"] = scratch_bytes(
+                self.shape, tokens=count * tokens, longest=tokens, rows=count, dtype=self.dtype, grids=trained
+            )
+        return sizes
+
+    def _longest_response(self) -> int:
+        rollout = self._config.rollout
+        return max(rollout.forced_lengths, default=rollout.max_new_tokens)
 
     # --- formulas -------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,1 @@
+"""A plan of memory: what it says, as data, text and picture. The coordinator computes it."""
