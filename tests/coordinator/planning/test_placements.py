@@ -17,13 +17,15 @@ from rollplex.layout.parallel.rank import rank_shape, rank_table
 from rollplex.layout.parallel.tally import tally_model
 from rollplex.layout.parameters import gradient_table, parameter_table
 from rollplex.layout.shape import read_shape
+from rollplex.memory.placement import taken_bytes
 from rollplex.memory.predict import logits_bytes, prefix_activation_bytes, rollout_kv_bytes
-from rollplex.protocol.common import Device, Kind, Role
+from rollplex.protocol.common import Device, Kind, Memory, Role
 from rollplex_coordinator.decisions.peaks import plan_peak
 from rollplex_coordinator.memory.budget import planned_blocks
-from rollplex_coordinator.memory.sizes import Sizes
+from rollplex_coordinator.memory.sizes import OWN_WEIGHTS, TRAIN_WORKSPACE, Sizes
 from rollplex_coordinator.planning.placements import Placement, disaggregated_sides, place
 from rollplex_coordinator.planning.question import Question, share_of
+from rollplex_coordinator.planning.ranks import RankSizes
 from support.core import make_config
 from support.slices import small_shape
 
@@ -152,6 +154,35 @@ def test_optimizer_state_on_the_host_is_that_of_all_training_ranks(tmp_path: Pat
     host = held(placement, Phase.UPDATE, index=1024)
     assert host[Kind.OPTIMIZER_STATE] == 2 * on_device[Kind.OPTIMIZER_STATE]
     assert "No run does so yet" in placement.assumptions[-1]
+
+
+def test_what_no_run_does_yet_is_said(tmp_path: Path) -> None:
+    gpu = {"model": {"dtype": "bfloat16"}, "device": {"kind": "cuda"}}
+    config = make_config(tmp_path, **gpu)
+    said = "\n".join(place("rollplex", ask(config, shape=small_shape(kv_heads=1))).assumptions)
+    assert "services do not run under tensor parallelism yet" in said
+    assert "2 training ranks share 1 K/V heads" in said
+    assert "which passes under tensor parallelism do not use yet" in said
+    wide = ask(config, shape=small_shape(kv_heads=8, head_dim=8))
+    sizes, data = RankSizes(wide), wide.data
+    assert sizes.fused
+    assert sizes.eager_train_bytes(data) > sizes.bounds(data)[TRAIN_WORKSPACE]
+    assert sizes.fused
+    alone = place("rollplex", ask(config, gpus=1, training=1, rollout_gpus=0)).assumptions
+    assert not any("yet" in assumption for assumption in alone)
+
+
+def test_an_engine_that_copies_weights_copies_its_own_shard(tmp_path: Path) -> None:
+    config = make_config(
+        tmp_path,
+        model={"dtype": "bfloat16"},
+        device={"kind": "cuda"},
+        rollout={"engine": "sglang", "sglang": {"own_weights": True}},
+    )
+    question = ask(config, shape=small_shape(kv_heads=8, vocab=2_000_000))
+    found = {block.purpose: block.size_bytes for block in place("rollplex", question).blocks}
+    whole = parameter_table(question.shape, dtype="bfloat16", freeze_vision=False).total_bytes
+    assert found[OWN_WEIGHTS] == taken_bytes(whole, Memory.CUDA)
 
 
 def test_replicas_share_the_prompts_and_their_batches_shrink(tmp_path: Path) -> None:

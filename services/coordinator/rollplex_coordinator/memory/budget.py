@@ -157,7 +157,7 @@ def _standing(config: Config, sizes: Sizes, inputs_bytes: int) -> list[tuple[Kin
         (Kind.INPUTS, Role.INPUT, "next step", inputs_bytes),
     ]
     if config.rollout.sglang.own_weights:
-        standing.append((Kind.ACTOR_WEIGHTS, Role.ROLLOUT, OWN_WEIGHTS, sizes.table.total_bytes))
+        standing.append((Kind.ACTOR_WEIGHTS, Role.ROLLOUT, OWN_WEIGHTS, sizes.rollout_weights_bytes))
     if config.eval:
         standing.append((Kind.INPUTS, Role.INPUT, "evaluation", inputs_bytes))
     if config.needs_reference:

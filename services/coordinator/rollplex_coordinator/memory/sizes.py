@@ -103,7 +103,8 @@ class Sizes:
         self.packed = packs_suffix(self.dtype, self.shape.head_dim, cuda=self.on_gpu)
         freeze = config.model.freeze_vision
         self.table = table or parameter_table(self.shape, dtype=self.dtype, freeze_vision=freeze)
-        self.weights_bytes = self.table.total_bytes
+        self.weights_bytes = self.rollout_weights_bytes = self.table.total_bytes
+        """Of the storage that all map, and of a copy that an engine holds for itself."""
         self.gradient_bytes = gradient_table(self.table).total_bytes
         self.reference_bytes = reference_table(self.table).total_bytes
         optimizer = config.optimizer

@@ -23,7 +23,7 @@ from rollplex.layout.parameters import ParameterTable, gradient_table, parameter
 from rollplex.layout.shape import ModelShape
 from rollplex.protocol.common import Kind
 from rollplex.protocol.inputs import DataChecked
-from rollplex_coordinator.memory.sizes import ENGINE_SCRATCH, ROLLOUT_KV, Sizes
+from rollplex_coordinator.memory.sizes import ENGINE_SCRATCH, ROLLOUT_KV, TRAIN_WORKSPACE, Sizes
 from rollplex_coordinator.planning.question import Question, share_of
 
 
@@ -42,7 +42,6 @@ class RankSizes(Sizes):
         self.tally = parts.tally
         self.weights_bytes = self.tally.stored
         self.rollout_weights_bytes = parts.rollout_bytes
-        """Of a rollout shard that is stored for itself."""
         self.baseline_gradient_bytes = gradient_table(
             self.table, dtype=question.baseline_gradients or dtype
         ).total_bytes
@@ -55,6 +54,14 @@ class RankSizes(Sizes):
             table=parts.none,
             longest_prompt=question.prompt_tokens,
         )
+
+    def eager_train_bytes(self, data: DataChecked) -> int:
+        """The train workspace of passes without `rollplex.model.fused`."""
+        fused, self.fused = self.fused, False
+        try:
+            return super().bounds(data)[TRAIN_WORKSPACE]
+        finally:
+            self.fused = fused
 
     @property
     def training_weights_bytes(self) -> int:
