@@ -42,12 +42,15 @@ MODELS = {
     "gpu": (256, 2, 4, 2, 320, [8, 12, 12], 64, 2, 252),
     "deep": (48, 4, 3, 3, 80, [2, 3, 3], 32, 4, 60),
     "qwen2": (64, 2, 2, 1, 128, [4, 6, 6], 48, 3, 96),
+    "wide": (64, 2, 8, 4, 160, [1, 1, 2], 64, 4, 60),
+    "qwen2-wide": (64, 2, 8, 4, 160, [1, 1, 2], 64, 4, 128),
 }
-"""qwen2 is a Qwen2-VL."""
+"""qwen2 and qwen2-wide are Qwen2-VLs."""
+OLDER = {"qwen2", "qwen2-wide"}
 
 
 def model_class(name: str) -> Any:
-    return Qwen2VLForConditionalGeneration if name == "qwen2" else Qwen2_5_VLForConditionalGeneration
+    return Qwen2VLForConditionalGeneration if name in OLDER else Qwen2_5_VLForConditionalGeneration
 
 
 def model_config(name: str, *, tied: bool) -> Any:
@@ -56,10 +59,10 @@ def model_config(name: str, *, tied: bool) -> Any:
         "depth": 2, "hidden_size": v_hidden, "num_heads": v_heads, "intermediate_size": v_wide,
         "out_hidden_size": hidden, "window_size": 56, "fullatt_block_indexes": [1], "tokens_per_second": 2,
     }  # fmt: skip
-    if name == "qwen2":
+    if name in OLDER:
         ratio = v_wide // v_hidden
         vision = {"depth": 2, "embed_dim": v_hidden, "hidden_size": hidden, "num_heads": v_heads, "mlp_ratio": ratio}
-    make: Any = Qwen2VLConfig if name == "qwen2" else Qwen2_5_VLConfig
+    make: Any = Qwen2VLConfig if name in OLDER else Qwen2_5_VLConfig
     return make(
         text_config={
             "vocab_size": VOCAB, "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads,
@@ -186,7 +189,7 @@ class Kit:
 
     def _positions(self, sample: Sample, name: str) -> Tensor:
         """transformers' own mrope positions, as the input child would write them."""
-        kind: Any = older.Qwen2VLModel if name == "qwen2" else stock.Qwen2_5_VLModel
+        kind: Any = older.Qwen2VLModel if name in OLDER else stock.Qwen2_5_VLModel
         model: Any = kind.__new__(kind)
         torch.nn.Module.__init__(model)
         model.config = model_config(name, tied=False)
@@ -311,6 +314,11 @@ def kit(tmp_path_factory: pytest.TempPathFactory) -> Kit:
 
 @pytest.fixture
 def exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """See `compute_exactly`."""
+    compute_exactly(monkeypatch.setattr)
+
+
+def compute_exactly(replace: Callable[[Any, str, Any], None]) -> None:
     """Takes out of transformers what casts to float32: RMSNorm and the vision rope. For float64 comparisons."""
 
     def norm(self: Any, hidden: Tensor) -> Tensor:
@@ -323,7 +331,7 @@ def exact(monkeypatch: pytest.MonkeyPatch) -> None:
         cos, sin = cos.unsqueeze(-2).to(query.dtype), sin.unsqueeze(-2).to(query.dtype)
         return query * cos + half(query) * sin, key * cos + half(key) * sin
 
-    monkeypatch.setattr(stock.Qwen2_5_VLRMSNorm, "forward", norm)
-    monkeypatch.setattr(older.Qwen2VLRMSNorm, "forward", norm)
+    replace(stock.Qwen2_5_VLRMSNorm, "forward", norm)
+    replace(older.Qwen2VLRMSNorm, "forward", norm)
     for module in (stock, older):
-        monkeypatch.setattr(module, "apply_rotary_pos_emb_vision", rope)
+        replace(module, "apply_rotary_pos_emb_vision", rope)

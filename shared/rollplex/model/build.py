@@ -72,23 +72,38 @@ def build(
     """
     if freeze_vision == any(e.trainable for e in table.entries if e.tower == "vision"):
         raise AssertionError("the parameter table was made for the other setting of freeze_vision")
+    model = without_storage(folder)
+    grads = {} if gradients is None else hf_views(gradients, gradient_table(table))
+    _point(model, hf_views(views, table), grads, folder)
+    make_ready(model, next(iter(views.values())).device, plain=plain)
+    if not plain and (runs_fused(next(iter(views.values()))) if fused is None else fused):
+        fuse(model, views, gradients)
+    return model
+
+
+def without_storage(folder: Path) -> Model:
+    """The module tree of a folder on torch's meta device. Raises ModelError as `build`."""
     config_class, model_class = (getattr(transformers, name) for name in CLASSES[read_architecture(folder)])
     config = _config(config_class, folder)
     with torch.device("meta"):
         model: Model = model_class(config)
-    grads = {} if gradients is None else hf_views(gradients, gradient_table(table))
-    _point(model, hf_views(views, table), grads, folder)
-    _make_rotary(model, next(iter(views.values())).device)
+    return model
+
+
+def make_ready(model: Model, device: torch.device, *, plain: bool = False) -> None:
+    """What is left to do when every parameter has its storage: rotary tables, attention, patch embedding, no dropout.
+
+    Raises:
+        ModelError: a tensor without storage.
+    """
+    _make_rotary(model, device)
     text, vision = (PLAIN_ATTENTION, PLAIN_ATTENTION) if plain else (TEXT_ATTENTION, VISION_ATTENTION)
     model.model.language_model.config._attn_implementation = text  # noqa: SLF001 - transformers' own setting
     model.model.visual.config._attn_implementation = vision  # noqa: SLF001
     if not plain:
         embed: Any = model.model.visual.patch_embed
         embed.proj = PatchProjection(embed.proj.weight)
-        if runs_fused(next(iter(views.values()))) if fused is None else fused:
-            fuse(model, views, gradients)
     model.train(False)
-    return model
 
 
 def runs_fused(weight: Tensor) -> bool:
@@ -128,12 +143,13 @@ def _point(model: Model, views: Mapping[str, Tensor], grads: Mapping[str, Tensor
                 do="Make the parameter table from the same folder.",
                 where=f"{folder}: {name}",
             )
-        _assign(model, name, _parameter(view, grads.get(name)))
+        assign(model, name, parameter_over(view, grads.get(name)))
     if tied:
         model.lm_head.weight = model.model.language_model.embed_tokens.weight
 
 
-def _parameter(view: Tensor, grad: Tensor | None) -> nn.Parameter:
+def parameter_over(view: Tensor, grad: Tensor | None) -> nn.Parameter:
+    """A parameter whose memory is the view's; a backward adds into `grad`. None: it needs no gradient."""
     parameter = nn.Parameter(view, requires_grad=grad is not None)
     if grad is not None:
         parameter.grad = grad
@@ -156,7 +172,8 @@ def _use_up_layout_warning() -> None:
         parameter.sum().backward()  # type: ignore[no-untyped-call]
 
 
-def _assign(model: nn.Module, name: str, parameter: nn.Parameter) -> None:
+def assign(model: nn.Module, name: str, parameter: nn.Parameter) -> None:
+    """Puts it in the place of the parameter with that name."""
     path, _, leaf = name.rpartition(".")
     setattr(model.get_submodule(path), leaf, parameter)
 

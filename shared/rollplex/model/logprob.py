@@ -20,6 +20,7 @@ from torch import Tensor
 from rollplex.memory.predict import LOGITS_CHUNK_BYTES
 from rollplex.model.attention import softmax_dtype
 from rollplex.model.measure import note_scratch
+from rollplex.model.parallel.vocabulary import VocabularyShard
 
 LEFT_OUT = -1e20
 """Logit of an id left out, where the result is multiplied by its probability: exp gives exactly 0, and 0 times it, or
@@ -62,6 +63,7 @@ def token_logprobs(
     never_sampled: Sequence[int],
     entropy: bool = False,
     chunk_bytes: int = LOGITS_CHUNK_BYTES,
+    shard: VocabularyShard | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Log-probabilities of given tokens from hidden states, without keeping logits for the backward.
 
@@ -71,20 +73,25 @@ def token_logprobs(
 
     Args:
         hidden: [N, H] after the final norm.
-        weight: [V, H] of the output layer, padded rows cut off.
+        weight: [V, H] of the output layer, padded rows cut off; or the rows of `shard`, padding included.
         rows: int64 [K], for each token the row of `hidden` that predicts it; any order, repeats allowed.
         tokens: int64 [K].
         entropy: also give the entropy of each row of `hidden`.
         chunk_bytes: logits are made for so many rows at a time that one copy in float32 (float64) takes at most this.
+        shard: which part of the vocabulary `weight` is. All ranks of its group call this together, with the same hidden
+            states and tokens, and get the same results; the gradient of `weight` is the shard's.
 
     Returns:
         (logprobs [K], entropy [N] or None) in float32 (float64 for float64).
     """
-    forbidden = forbidden_ids(tuple(never_sampled), weight.shape[0], weight.device)
+    vocab = weight.shape[0] if shard is None else shard.vocab
+    forbidden = forbidden_ids(tuple(never_sampled), vocab, weight.device)
+    if shard is not None:
+        forbidden = shard.left_out(forbidden)
     width = weight.shape[0] * softmax_dtype(weight.dtype).itemsize
     chunk = max(1, chunk_bytes // width)
     apply: Any = _TokenLogprobs.apply
-    logprobs, entropies = apply(hidden, weight, rows, tokens, temperature, forbidden, entropy, chunk)
+    logprobs, entropies = apply(hidden, weight, rows, tokens, temperature, forbidden, entropy, chunk, shard)
     return logprobs, entropies if entropy else None
 
 
@@ -107,8 +114,12 @@ class _TokenLogprobs(torch.autograd.Function):
         forbidden: Tensor,
         entropy: bool,
         chunk: int,
+        shard: VocabularyShard | None,
     ) -> tuple[Tensor, Tensor]:
         count = hidden.shape[0]
+        mine = None
+        if shard is not None:
+            tokens, mine = shard.here(tokens)
         norm = hidden.new_empty(count, dtype=softmax_dtype(weight.dtype))
         entropies = norm.new_empty(count if entropy else 0)
         picked = norm.new_empty(rows.shape[0])
@@ -124,8 +135,10 @@ class _TokenLogprobs(torch.autograd.Function):
                 entropies[part] = norm[part] - probs.mul_(logits).sum(-1)
             else:
                 note_scratch(logits, logits)  # logsumexp makes the exponentials inside
-        ctx.save_for_backward(hidden, weight, rows, tokens, forbidden, norm, entropies)
-        ctx.temperature, ctx.chunk = temperature, chunk
+        if shard is not None and mine is not None:
+            picked, norm, entropies = shard.joined(picked.masked_fill_(~mine, 0), norm, entropies)
+        ctx.save_for_backward(hidden, weight, rows, tokens, forbidden, norm, entropies, mine)
+        ctx.temperature, ctx.chunk, ctx.shard = temperature, chunk, shard
         ctx.set_materialize_grads(False)
         return picked - norm[rows], entropies
 
@@ -133,14 +146,16 @@ class _TokenLogprobs(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         d_logprobs, d_entropies = grads
         if d_logprobs is None and d_entropies is None:
-            return (None,) * 8
-        hidden, weight, rows, tokens, forbidden, norm, entropies = ctx.saved_tensors
+            return (None,) * 9
+        hidden, weight, rows, tokens, forbidden, norm, entropies, mine = ctx.saved_tensors
         count = hidden.shape[0]
         d_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         d_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         if d_logprobs is None:
             d_logprobs = norm.new_zeros(rows.shape[0])
         per_row = norm.new_zeros(count).index_add_(0, rows, d_logprobs).neg_()[:, None]
+        if mine is not None:
+            d_logprobs = d_logprobs.masked_fill(~mine, 0)
         for start in range(0, count, ctx.chunk):
             part = slice(start, start + ctx.chunk)
             factor = _scaled(hidden[part] @ weight.t(), ctx.temperature, forbidden).sub_(norm[part, None])
@@ -159,7 +174,9 @@ class _TokenLogprobs(torch.autograd.Function):
                 torch.mm(d_logits, weight, out=d_hidden[part])
             if d_weight is not None:
                 d_weight.addmm_(d_logits.t(), hidden[part])
-        return d_hidden, d_weight, None, None, None, None, None, None
+        if d_hidden is not None and ctx.shard is not None:
+            ctx.shard.group.add(d_hidden)
+        return d_hidden, d_weight, None, None, None, None, None, None, None
 
 
 def _in_chunk(rows: Tensor, start: int, chunk: int, count: int) -> tuple[Tensor | slice, Tensor]:

@@ -24,6 +24,7 @@ from rollplex.model.attention import NO_MASK, AttentionContext, SuffixContext, a
 from rollplex.model.build import Model
 from rollplex.model.logprob import forbidden_ids, token_logprobs
 from rollplex.model.packed import PackedContext, packing
+from rollplex.model.parallel.modules import vocabulary_shard
 from rollplex.model.prefix import PrefixState
 
 
@@ -82,6 +83,7 @@ def suffix_forward(
         temperature=temperature,
         never_sampled=never_sampled,
         entropy=entropy,
+        shard=vocabulary_shard(model.lm_head),
     )
     return SuffixOutput(
         logprobs=_padded(values, mask),

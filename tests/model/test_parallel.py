@@ -1,0 +1,124 @@
+"""Tensor parallelism over gloo: four processes, in pairs or together, against the whole model.
+
+All jobs run in one set of processes (`parallel_ranks.py`), because starting them takes longest. Storage holds NaN
+wherever a rank's training shards are not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollplex.errors import ConfigError
+from rollplex.layout.kv import KvLayout
+from rollplex.layout.parallel.kv import rank_shape
+from rollplex.layout.shape import read_shape
+
+RANKS = 4
+DEADLINE_S = 90.0
+WRONG = "model.language_model.layers.1.self_attn.k_proj.weight"
+SINGLE: dict[str, dict[str, Any]] = {
+    "2 ranks": {"model": "gpu", "degree": 2, "cases": ["mixed"]},
+    "4 ranks": {"model": "wide", "degree": 4, "cases": ["mixed"]},
+    "4 ranks, tied, over storage of rollout 2": {
+        "model": "wide", "degree": 4, "rollout": 2, "cases": ["mixed"], "tied": True,
+    },
+    "2 ranks over storage of rollout 1, layer inputs kept": {
+        "model": "gpu", "degree": 2, "rollout": 1, "cases": ["mixed"], "layers": True,
+    },
+    "2 ranks, each with the whole vision tower": {
+        "model": "gpu", "degree": 2, "cases": ["images"], "vision_sharded": False,
+    },
+    "2 ranks, vision frozen": {"model": "gpu", "degree": 2, "cases": ["images"], "frozen": True},
+    "4 ranks, Qwen2-VL": {"model": "qwen2-wide", "degree": 4, "cases": ["mixed"], "tied": True},
+    "2 replicas of 2 ranks, text and images": {"model": "wide", "degree": 2, "cases": ["text", "images"]},
+    "2 replicas of 2 ranks, images and text": {"model": "wide", "degree": 2, "cases": ["images", "text"]},
+}  # fmt: skip
+DOUBLE = ("2 ranks", "4 ranks", "4 ranks, Qwen2-VL", "2 replicas of 2 ranks, text and images")
+
+
+def jobs() -> Iterator[dict[str, Any]]:
+    for name, job in SINGLE.items():
+        yield {"name": name, "dtype": "float32", **job}
+    yield {"name": "wrong", "dtype": "float32", **SINGLE["4 ranks"], "wrong": WRONG}
+    yield {
+        "name": "refused",
+        "dtype": "float32",
+        **SINGLE["2 ranks"],
+        "degree": 4,
+        "rollout": 1,
+        "vision_sharded": False,
+    }
+    for name in DOUBLE:  # last, as they change transformers' classes
+        yield {"name": f"{name}, float64", "dtype": "float64", "exact": True, **SINGLE[name]}
+    yield {"name": "absent", "absent": True}
+
+
+@pytest.fixture(scope="module")
+def found(kit: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    """By job: what each rank found."""
+    folder = tmp_path_factory.mktemp("ranks")
+    models = {(job["model"], job.get("tied", False)) for job in jobs() if "model" in job}
+    folders = {f"{name} {tied}": str(kit.folder(name, tied)) for name, tied in sorted(models)}
+    (folder / "jobs.json").write_text(json.dumps({"folders": folders, "jobs": list(jobs())}))
+    script, log = Path(__file__).with_name("parallel_ranks.py"), folder / "log"
+    with log.open("w") as to:
+        code = subprocess.call(
+            [sys.executable, str(script), str(folder), str(RANKS), str(DEADLINE_S)],
+            stdout=to,
+            stderr=subprocess.STDOUT,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+            timeout=DEADLINE_S + 20,
+        )
+    assert code == 0, log.read_text()[-6000:]
+    results = [json.loads((folder / f"found.{rank}.json").read_text()) for rank in range(RANKS)]
+    return {job["name"]: [result[job["name"]] for result in results] for job in jobs()}
+
+
+def check(results: list[dict[str, Any]], bound: float) -> None:
+    for result in results:
+        assert "error" not in result, result["error"]
+        assert result["in place"]
+        assert result["same"], "ranks differ in what all of them have"
+        assert not result["not zero"]
+        assert result["parts"] >= 27
+        assert result["gradients"] < bound, result["worst"]
+        assert max(result["logprobs"], result["entropy"], result["logits"]) < bound
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_ranks_together_have_the_gradients_and_log_probabilities_of_the_whole_model(found: Any, name: str) -> None:
+    check(found[name], 1e-5)
+
+
+@pytest.mark.parametrize("name", DOUBLE)
+def test_in_float64_they_agree_to_rounding(found: Any, name: str) -> None:
+    check(found[f"{name}, float64"], 1e-12)
+
+
+def test_a_shard_of_another_rank_is_caught(found: Any) -> None:
+    for result in found["wrong"]:
+        assert result["gradients"] > 1e-2
+        assert result["logprobs"] > 1e-3
+
+
+def test_fewer_kv_heads_than_ranks_are_refused(kit: Any, found: Any) -> None:
+    for result in found["refused"]:
+        assert "2 K/V heads / 4 ranks = 0.5" in result["error"]
+    shape = read_shape(kit.folder("wide", False))
+    with pytest.raises(ConfigError, match="4 K/V heads / 3 ranks"):
+        rank_shape(shape, 3)
+    whole, rank = (KvLayout(s, 2, 7, "float32").key(0).shape for s in (shape, rank_shape(shape, 4)))
+    assert (whole, rank) == ((2, 4, 7, 8), (2, 1, 7, 8))
+
+
+def test_a_rank_that_does_not_come_is_an_error_before_long(found: Any) -> None:
+    for rank, result in enumerate(found["absent"]):
+        assert ("ranks, at the same point" in result.get("error", "")) is (rank != 1)
