@@ -252,7 +252,7 @@ class Sizes:
             TRAIN_WORKSPACE: training,
             Kind.REFERENCE_PREFIX_KV: kv_bytes(self.shape, rows=rows, tokens=tokens, dtype=self.dtype),
             **self._scratch(rows, tokens, grids, suffixes),
-            **self._engine_scratch(train.max_media_rows),
+            **self._engine_scratch(max(source.max_media_rows for source in data.sources)),
             PREFIX_BACKWARD if self.recompute else Kind.PREFIX_ACTIVATIONS: self._activation_bytes(rows, tokens, grids),
             Kind.ACTOR_PREFIX_KV: kv_segment_bytes(self.shape, rows=rows, tokens=tokens, dtype=self.dtype),
             Kind.INPUTS: max(self._inputs_bytes(config.data.prompts_per_iteration, s, data) for s in data.sources),
