@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
 from rollplex.errors import StateError
 from rollplex.model.prefix import PrefixState
@@ -61,7 +62,7 @@ def test_an_allocator_is_trimmed_when_a_units_lease_ends_and_the_unit_is_gone(
     make_world: MakeWorld, responses: list[Responses], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = make_world()
-    alive: list[weakref.ref[object]] = []
+    alive: list[weakref.ref[Tensor]] = []
     trims: list[int] = []
     monkeypatch.setattr(
         "rollplex_prefix.service.trim", lambda _device: trims.append(sum(ref() is not None for ref in alive))

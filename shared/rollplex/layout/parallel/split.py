@@ -74,7 +74,8 @@ def _split(entry: Stored, shape: ModelShape) -> Split:
         case [*_, "self_attn", "qkv_proj", _]:
             return _qkv(entry, (shape.heads, shape.kv_heads, shape.kv_heads), shape.head_dim)
         case ["visual", *_, "qkv_proj", _]:
-            return _qkv(entry, (shape.vision.heads,) * 3, shape.vision.head_dim)
+            heads = shape.vision.heads
+            return _qkv(entry, (heads, heads, heads), shape.vision.head_dim)
         case ["model", "embed_tokens", "weight"] | ["lm_head", "weight"]:
             return _along(entry, "rows")
         case [*_, "gate_up_proj" | "fc1", _] | ["visual", "merger", "mlp", "0", _]:
