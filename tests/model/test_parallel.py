@@ -15,11 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from rollplex.errors import ConfigError
 from rollplex.layout.kv import KvLayout
 from rollplex.layout.parallel.kv import rank_shape
 from rollplex.layout.shape import read_shape
+from rollplex.model.logprob import token_logprobs
+from rollplex.model.parallel.group import TensorGroup
+from rollplex.model.parallel.vocabulary import VocabularyShard
 
 RANKS = 4
 DEADLINE_S = 90.0
@@ -122,3 +126,27 @@ def test_fewer_kv_heads_than_ranks_are_refused(kit: Any, found: Any) -> None:
 def test_a_rank_that_does_not_come_is_an_error_before_long(found: Any) -> None:
     for rank, result in enumerate(found["absent"]):
         assert ("ranks, at the same point" in result.get("error", "")) is (rank != 1)
+
+
+def test_a_shard_of_padding_and_forbidden_ids_alone_leaves_finite_numbers() -> None:
+    """The last rank of a small vocabulary may have nothing that can be sampled. A group of one stands for it."""
+    alone = TensorGroup(rank=0, size=1, process_group=None)
+    shard = VocabularyShard(group=alone, first=4, rows=4, vocab=6)
+    assert sorted(shard.left_out(torch.tensor([1, 4, 5])).tolist()) == [0, 1, 2, 3]
+    hidden, weight = torch.randn(3, 2, requires_grad=True), torch.randn(4, 2, requires_grad=True)
+    values, entropies = token_logprobs(
+        hidden,
+        weight,
+        torch.arange(3),
+        torch.tensor([0, 1, 2]),
+        temperature=1.0,
+        never_sampled=(4, 5),
+        entropy=True,
+        shard=shard,
+    )
+    assert entropies is not None
+    torch.autograd.backward([values.sum() * 1e-20 + entropies.sum()])
+    for tensor in (values, entropies, hidden.grad, weight.grad):
+        assert tensor is not None
+        assert bool(tensor.isfinite().all())
+    assert shard.here(torch.tensor([3, 4, 7, 8]))[1].tolist() == [False, True, True, False]

@@ -78,6 +78,7 @@ def build(
     make_ready(model, next(iter(views.values())).device, plain=plain)
     if not plain and (runs_fused(next(iter(views.values()))) if fused is None else fused):
         fuse(model, views, gradients)
+        model.train(False)  # the modules that it has put in as well
     return model
 
 
