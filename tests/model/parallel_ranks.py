@@ -123,6 +123,7 @@ def run(rank: Rank, job: dict[str, Any]) -> dict[str, Any]:
 def absent(us: Rank) -> dict[str, Any]:
     """The second rank of four does not come to a sum before its deadline. Raises WaitError on the others."""
     process_group = dist.new_group(timeout=timedelta(seconds=1))
+    assert isinstance(process_group, dist.ProcessGroup)
     try:
         if us.rank != 1:
             TensorGroup(rank=us.rank, size=4, process_group=process_group).add(torch.ones(3))

@@ -102,9 +102,9 @@ class _Copied(torch.autograd.Function):
 
 class _Summed(torch.autograd.Function):
     @staticmethod
-    def forward(_ctx: Any, tensor: Tensor, group: TensorGroup) -> Tensor:
+    def forward(ctx: Any, tensor: Tensor, group: TensorGroup) -> Tensor:  # noqa: ARG004 - autograd passes it
         return group.add(tensor.clone(memory_format=torch.contiguous_format))
 
     @staticmethod
-    def backward(_ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:  # noqa: ARG004 - autograd passes it
         return grads[0], None
