@@ -20,8 +20,9 @@ check: $(VENV)/.dev
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
+# Two files of tests at a time: most of the time is processes of nodes that wait for each other.
 unit: $(VENV)/.dev
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadfile
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit("Rollplex needs Python 3.11 or newer; make PYTHON=python3.11 ...") if sys.version_info < (3, 11) else None'
