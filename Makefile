@@ -20,9 +20,11 @@ check: $(VENV)/.dev
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
-# Two files of tests at a time: most of the time is processes of nodes that wait for each other.
+# Two files of tests at a time: most of the time is processes of nodes that wait for each other. In a folder of a short
+# name, because each of the two has one of its own in it, and paths of sockets may have a hundred characters.
 unit: $(VENV)/.dev
-	$(BIN)/pytest -n 2 --dist loadfile
+	tests=$$(mktemp -d /tmp/t.XXXX) && $(BIN)/pytest -n 2 --dist loadfile --basetemp $$tests; code=$$?; \
+	rm -rf $$tests; exit $$code
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit("Rollplex needs Python 3.11 or newer; make PYTHON=python3.11 ...") if sys.version_info < (3, 11) else None'
