@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --constraint constraints/host.txt
 PROJECT := pyproject.toml constraints/host.txt
 
-.PHONY: demo test check unit clean
+.PHONY: demo test check unit slow clean
 
 demo: $(VENV)/.demo
 	$(BIN)/rollplex demo
@@ -20,11 +20,8 @@ check: $(VENV)/.dev
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
-# Two files of tests at a time: most of the time is processes of nodes that wait for each other. In a folder of a short
-# name, because each of the two has one of its own in it, and paths of sockets may have a hundred characters.
 unit: $(VENV)/.dev
-	tests=$$(mktemp -d /tmp/t.XXXX) && $(BIN)/pytest -n 2 --dist loadfile --basetemp $$tests; code=$$?; \
-	rm -rf $$tests; exit $$code
+	$(BIN)/pytest
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit("Rollplex needs Python 3.11 or newer; make PYTHON=python3.11 ...") if sys.version_info < (3, 11) else None'
@@ -37,6 +34,9 @@ $(VENV)/.demo: $(PROJECT) | $(BIN)/python
 $(VENV)/.dev: $(PROJECT) | $(BIN)/python
 	$(PIP) --editable '.[dev]'
 	touch $@ $(VENV)/.demo
+
+slow: $(VENV)/.dev
+	$(BIN)/pytest --slow
 
 clean:
 	rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
