@@ -23,8 +23,12 @@ SLOW = (
     "tests/bench/test_schedules.py::test_two_",
     "tests/e2e/test_replay.py",
     "tests/model/test_parallel.py",
-    "tests/cli/test_plan.py",
-    "tests/tune/test_share.py",
+    "tests/cli/test_plan.py::test_the_document_says",
+    "tests/tune/test_share.py::test_a_dry_run",
+    "tests/tune/test_share.py::test_a_row_that_fails",
+    "tests/tune/test_share.py::test_every_candidate",
+    "tests/tune/test_share.py::test_rows_can_be_measured",
+    "tests/tune/test_share.py::test_the_same_command",
 )
 """Whole nodes of benches and tools, and groups of ranks: `make slow`. A landing has twenty minutes on two cores."""
 
