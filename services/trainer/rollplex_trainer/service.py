@@ -45,6 +45,7 @@ from rollplex.protocol.trainer import (
     KeepGradients,
     LoadTrainer,
     PrepareUpdate,
+    Publish,
     SaveCheckpoint,
     SkipUpdate,
     SuffixTrained,
@@ -91,6 +92,8 @@ class TrainerService:
                 reply(self._keep_gradients(message))
             case ApplyUpdate():
                 reply(self._apply(message))
+            case Publish():
+                raise StateError("Publish to a trainer that is alone", needed="several ranks")
             case SkipUpdate():
                 reply(self._skip(message))
             case SaveCheckpoint():

@@ -27,6 +27,7 @@ def check(config: Config) -> None:
     _check_tokens(config)
     _check_engine(config)
     _check_device(config)
+    _check_parallel(config)
     _check_rewards(config)
     _check_optimizer(config)
     _check_batching(config)
@@ -44,6 +45,45 @@ def _check_schedule(config: Config) -> None:
             do="Set algorithm.scale_rewards to group or none, or run.schedule to serial or overlap.",
             where="algorithm.scale_rewards",
         )
+
+
+def _check_parallel(config: Config) -> None:
+    """Whether there are devices for everybody. What the model can be split by is known once it is read."""
+    parallel = config.parallel
+    apart = parallel.placement == "disaggregated"
+    if apart != bool(parallel.rollout_devices):
+        raise ConfigError(
+            "Devices that only sample belong to a disaggregated placement, and to no other",
+            got=f"placement: {parallel.placement} with rollout_devices: {parallel.rollout_devices}",
+            needed="1 or more with disaggregated, 0 with colocated",
+            where="parallel.rollout_devices",
+        )
+    if parallel.rollout_devices >= parallel.devices:
+        raise ConfigError(
+            "No device is left to train on",
+            got=f"{parallel.rollout_devices} of {parallel.devices} devices only sample",
+            needed=f"at most {parallel.devices - 1}",
+            where="parallel.rollout_devices",
+        )
+    if parallel.devices > 1 and config.device.kind == "cuda":
+        raise ConfigError(
+            "Several GPUs are not supported yet",
+            got=f"parallel.devices: {parallel.devices} with device.kind: cuda",
+            needed="one GPU, or device.kind: host",
+            do="Set parallel.devices to 1.",
+            where="parallel.devices",
+        )
+    border = parallel.devices - parallel.rollout_devices
+    sides = [("training", parallel.training, border), ("rollout", parallel.rollout, parallel.rollout_devices or border)]
+    for name, degree, devices in sides:
+        if devices % degree:
+            raise ConfigError(
+                "The devices do not hold whole tensor-parallel groups",
+                got=f"{devices} devices / {degree} ranks = {devices / degree:g}",
+                needed="a whole number",
+                do=f"Change parallel.{name}, parallel.devices or parallel.rollout_devices.",
+                where=f"parallel.{name}",
+            )
 
 
 def _check_pixels(config: Config) -> None:

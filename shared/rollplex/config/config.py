@@ -15,6 +15,7 @@ from rollplex.config.job import (
     EvalSection,
     HttpSection,
     MemorySection,
+    ParallelSection,
     RunSection,
     ServicesSection,
 )
@@ -62,6 +63,8 @@ class Config(Section):
     """How many prompts are computed together."""
     device: DeviceSection = DeviceSection()
     """What the workers compute on."""
+    parallel: ParallelSection = ParallelSection()
+    """Several devices: how the model is split over them, and which do what."""
     memory: MemorySection = MemorySection()
     """What the ledger may grant."""
     deadlines: DeadlinesSection = DeadlinesSection()

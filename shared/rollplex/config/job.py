@@ -87,6 +87,22 @@ class DeviceSection(Section):
     read, which uses the GPU as fully as prefix work does."""
 
 
+class ParallelSection(Section):
+    """Several devices: how the model is split over them, and which do what."""
+
+    devices: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Devices of the node that the run uses, from device 0 on. On hosts each is a share of the memory."""
+    training: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Tensor-parallel degree of trainer and prefix; the rest of the devices are replicas of them with other prompts."""
+    rollout: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Tensor-parallel degree of the rollout; the rest of its devices are further engines."""
+    placement: Literal["colocated", "disaggregated"] = "colocated"
+    """colocated: every device samples and trains, on one storage of the weights. disaggregated: the last
+    `rollout_devices` only sample, and the weights are copied there after each update (a baseline)."""
+    rollout_devices: Annotated[int, Field(ge=0, le=1023)] = 0
+    """Devices that only sample, if the placement is disaggregated."""
+
+
 class MemorySection(Section):
     """What the ledger may grant."""
 

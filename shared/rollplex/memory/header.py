@@ -23,6 +23,7 @@ too; word and state are one store everywhere.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
@@ -41,6 +42,8 @@ _RUN_AT: Final = 64
 _DIGEST_AT: Final = 128
 _HASH_BYTES: Final = 32
 _TRIES: Final = 100
+_REST_S: Final = 1.0
+"""A writer changes it twice an update. Whoever reads it in so many changes, over so long, meets something else."""
 
 
 class State(IntEnum):
@@ -99,12 +102,19 @@ class HeaderPage:
             SegmentError: not initialised, or no weights segment at all.
             StaleWeightsError: of another run or another parameter table; says both values.
         """
-        for _ in range(_TRIES):
+        end_s = time.monotonic() + _REST_S
+        changes = 0
+        while changes < _TRIES or time.monotonic() < end_s:
             word = self._mapping.load_word(_WORD_AT)
             header = self._decode(word)
             if self._mapping.load_word(_WORD_AT) == word:
                 return header
-        raise SegmentError("A header does not come to rest", got=f"{_TRIES} changes while it was read", needed="none")
+            changes += 1
+        raise SegmentError(
+            "A header does not come to rest",
+            got=f"{changes} changes while it was read, over {_REST_S:g} s",
+            needed="none during one reading",
+        )
 
     def require(self, version: int) -> Header:
         """The page, if the parameters may be read and are those of `version`.

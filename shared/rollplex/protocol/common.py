@@ -166,6 +166,36 @@ class ModelSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What it is computed on. A GPU is the only one that the process sees."""
 
 
+class Parallel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where a process stands where several devices work on one model. All defaults: one device.
+
+    Its device's segment is planned for both degrees (`rollplex.layout.parallel.plan`). Ranks that split the same batch
+    are a tensor-parallel group; groups of the same role with other batches are replicas of each other (of a rollout:
+    engines).
+    """
+
+    training: Annotated[int, Meta(ge=1, le=1024)] = 1
+    """Tensor-parallel degree of trainer and prefix that the segment is planned for."""
+    rollout: Annotated[int, Meta(ge=1, le=1024)] = 1
+    """The same of the rollout."""
+    device: Count = 0
+    """Within the plan's devices (`rollplex.layout.parallel.degrees.group`)."""
+    rank: Count = 0
+    """Within its tensor-parallel group, whose size is its role's degree."""
+    replica: Count = 0
+    """Which of the groups of its role."""
+    replicas: Annotated[int, Meta(ge=1, le=1024)] = 1
+    meet: Name = ""
+    """File through which all processes of the role find each other, once; empty: it is alone."""
+    collective_s: Annotated[float, Meta(gt=0.0, le=7 * 24 * 3600.0)] = 600.0
+    """Deadline of one collective, seconds."""
+
+    @property
+    def alone(self) -> bool:
+        """Whether the segment is that of one device with the whole model, and nobody is met."""
+        return self.training == self.rollout == self.replicas == 1
+
+
 class ErrorReport(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A `rollplex.errors.RollplexError` on the wire, with where in the run it happened."""
 

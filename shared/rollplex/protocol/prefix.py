@@ -25,6 +25,7 @@ from rollplex.protocol.common import (
     Loaded,
     Logprobs,
     ModelSpec,
+    Parallel,
     PromptSlot,
     Received,
     Responses,
@@ -50,6 +51,7 @@ class LoadPrefix(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, 
     gradients: SegmentRef
     """This process's own gradient arena; zeroed here at the first backward of each step."""
     temperature: Annotated[float, Meta(gt=0.0, le=100.0)]
+    parallel: Parallel = Parallel()
     private_bytes: Count = 0
     """Private memory of this process, at most; its allocator refuses more. 0: no limit."""
 

@@ -25,6 +25,7 @@ from rollplex.protocol.common import (
     Logprobs,
     ModelSpec,
     Name,
+    Parallel,
     PromptSlot,
     Received,
     Responses,
@@ -85,6 +86,7 @@ class LoadRollout(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     model: ModelSpec
     actor: SegmentRef
     engine: EngineSpec = EngineSpec()
+    parallel: Parallel = Parallel()
 
 
 # coordinator -> rollout: sample these prompts together, in this one decode batch, from exactly `version`.

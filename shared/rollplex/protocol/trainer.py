@@ -25,6 +25,7 @@ from rollplex.protocol.common import (
     ModelSpec,
     Name,
     NonNegative,
+    Parallel,
     PromptSlot,
     Received,
     Responses,
@@ -94,9 +95,31 @@ class Restore(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Of the actor weights in it."""
 
 
+class Target(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A segment of the actor weights on a device that only samples; this trainer copies each version into it."""
+
+    actor: SegmentRef
+    parallel: Parallel
+    """Of the rollout there."""
+
+
+class Shards(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Segments of other ranks that a trainer may read while they stand still. Empty: it is alone."""
+
+    actors: Annotated[tuple[SegmentRef, ...], Meta(max_length=1024)] = ()
+    """Actor weights of each device of the plan, in their order, its own included."""
+    gradients: Annotated[tuple[SegmentRef, ...], Meta(max_length=1024)] = ()
+    """Arenas of the ranks of its own tensor-parallel group, in their order."""
+    states: Annotated[tuple[SegmentRef, ...], Meta(max_length=1024)] = ()
+    """Optimizer states of the same."""
+    targets: Annotated[tuple[Target, ...], Meta(max_length=1024)] = ()
+    """What it fills beside its own segment."""
+
+
 # coordinator -> trainer, once: fill the weights from the model folder (also the reference's), zero gradients and
 # optimizer state, publish version 0. With `restore`, actor weights and optimizer state are then filled from that
-# checkpoint and its version is published. Answer: Loaded.
+# checkpoint and its version is published. Of several ranks each fills what it trains, and publishes nothing: Publish
+# follows when all have. Answer: Loaded.
 class LoadTrainer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     cause: Count
     model: ModelSpec
@@ -110,6 +133,8 @@ class LoadTrainer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     algorithm: Algorithm
     optimizer: Optimizer
     restore: Restore | None = None
+    parallel: Parallel = Parallel()
+    shards: Shards = Shards()
     private_bytes: Count = 0
     """Private memory of this process, at most; its allocator refuses more. 0: no limit."""
 
@@ -213,8 +238,8 @@ class UpdateVote(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, 
 
 
 # coordinator -> trainer, between a vote that says finite and the update, if the configuration asks for it: write the
-# gradient that was voted on, as it lies in the arena (`rollplex.layout.parameters.gradient_table`). Answer:
-# GradientsKept.
+# gradient that was voted on, as `rollplex.layout.parameters.gradient_table` lays it out. Of several ranks only rank 0
+# of replica 0 is asked; it reads the others' arenas. Answer: GradientsKept.
 class KeepGradients(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     cause: Count
     step: Count
@@ -230,7 +255,8 @@ class GradientsKept(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 # coordinator -> trainer, after the journal has BEGIN on disk and every reader is drained: step in place, digest,
-# publish version + 1 as the last store. Answer: UpdateApplied.
+# publish version + 1 as the last store. Answer: UpdateApplied. Of several ranks each steps what it trains and leaves
+# the weights unpublished: Publish follows when all have stepped.
 class ApplyUpdate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     cause: Count
     step: Count
@@ -243,6 +269,29 @@ class UpdateApplied(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     step: Count
     version: Count
     digest: Name
+    """Empty of several ranks: Published says it."""
+    start_s: Seconds
+    end_s: Seconds
+
+
+# coordinator -> each of several trainer ranks, when all have filled (LoadTrainer) or stepped (ApplyUpdate) their
+# shards: copy into this device's segment, and into its targets, what other ranks own, digest, publish `version` as the
+# last store. Answer: Published.
+class Publish(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
+    cause: Count
+    version: Count
+
+
+# trainer -> coordinator
+class Published(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
+    cause: Count
+    version: Count
+    digest: Name
+    """Of this device's segment (`rollplex.memory.digest`)."""
+    refreshed_bytes: Count
+    """Copied into storage that training and rollout share."""
+    rebuilt_bytes: Count
+    """Copied into storage that only a rollout reads, its own or a target."""
     start_s: Seconds
     end_s: Seconds
 
@@ -260,7 +309,9 @@ class UpdateSkipped(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     step: Count
 
 
-# coordinator -> trainer: write a folder that from_pretrained opens, plus the optimizer state. Answer: CheckpointSaved.
+# coordinator -> trainer: write a folder that from_pretrained opens, plus the optimizer state; the same files whatever
+# the degrees are. Of several ranks only rank 0 of replica 0 is asked; it reads the others' segments. Answer:
+# CheckpointSaved.
 class SaveCheckpoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     cause: Count
     step: Count
@@ -287,6 +338,7 @@ ToTrainer: TypeAlias = (
     | PrepareUpdate
     | KeepGradients
     | ApplyUpdate
+    | Publish
     | SkipUpdate
     | SaveCheckpoint
     | DigestRequest
@@ -303,6 +355,7 @@ FromTrainer: TypeAlias = (
     | UpdateVote
     | GradientsKept
     | UpdateApplied
+    | Published
     | UpdateSkipped
     | CheckpointSaved
     | DigestReply
