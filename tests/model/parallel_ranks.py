@@ -30,10 +30,11 @@ from rollplex.layout.parallel.split import Split
 from rollplex.memory.tensors import DTYPES
 from rollplex.model.decode import Decoder
 from rollplex.model.parallel.build import build_parallel
-from rollplex.model.parallel.group import TensorGroup
+from rollplex.model.parallel.group import Groups, TensorGroup, meet
 from rollplex.model.parallel.views import gradient_plan, shard_views
 from rollplex.model.prefix import prefix_backward, prefix_forward
 from rollplex.model.suffix import suffix_forward
+from rollplex.protocol.common import Parallel
 
 CASES: dict[str, list[list[Any]]] = {
     "text": [[7], [4]],
@@ -48,27 +49,23 @@ TEMPERATURE, ENTROPY = 0.9, 0.3
 class Rank:
     """What all jobs of this process share."""
 
-    def __init__(self, kit: Kit, rank: int, ranks: int) -> None:
+    def __init__(self, kit: Kit, rank: int, groups: Groups) -> None:
         self.kit = kit
         self.rank = rank
-        everyone = list(range(ranks))
-        self._groups: dict[tuple[int, ...], Any] = {}
-        for size in (2, ranks):
-            for start in range(0, ranks, size):
-                self._make(everyone[start : start + size])
-        self._make(everyone[0::2])
-        self._make(everyone[1::2])
-
-    def _make(self, members: list[int]) -> None:
-        self._groups[tuple(members)] = dist.new_group(members, timeout=DEADLINE)
+        self.pairs = groups
+        all_ranks = dist.new_group(timeout=DEADLINE)
+        assert isinstance(all_ranks, dist.ProcessGroup)
+        self._everyone = TensorGroup(rank=rank, size=4, process_group=all_ranks)
 
     def tensor_group(self, degree: int) -> TensorGroup:
-        start = self.rank - self.rank % degree
-        members = tuple(range(start, start + degree))
-        return TensorGroup(rank=self.rank - start, size=degree, process_group=self._groups[members])
+        return self._everyone if degree == 4 else self.pairs.tensor
 
-    def data_group(self) -> Any:
-        return self._groups[self.rank % 2, self.rank % 2 + 2]
+
+def met(us: Rank) -> dict[str, Any]:
+    """Who is in the two groups of this process, by rank in the world."""
+    groups = {"tensor": us.pairs.tensor, "data": us.pairs.data}
+    members = {name: torch.cat(group.gather(torch.tensor([us.rank]))).tolist() for name, group in groups.items()}
+    return {**members, "ranks": [group.rank for group in groups.values()]}
 
 
 def run(rank: Rank, job: dict[str, Any]) -> dict[str, Any]:
@@ -106,7 +103,7 @@ def run(rank: Rank, job: dict[str, Any]) -> dict[str, Any]:
     if ours["keys"] != shape:
         raise AssertionError(f"keys {ours['keys']}, needed {shape}")
     if len(cases) > 1:
-        dist.all_reduce(arena, group=rank.data_group())
+        rank.pairs.data.add(arena)
     wanted = passes(kit, whole.model, mine, job)
     for other in cases:
         if other != mine:
@@ -219,15 +216,21 @@ def main(folder: Path, rank: int, ranks: int) -> None:
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(mode=True)
     given = json.loads((folder / "jobs.json").read_text())
-    meet = (folder / "meet").as_uri()
-    dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=ranks, timeout=DEADLINE)
+    place = Parallel(
+        training=2,
+        rank=rank % 2,
+        replica=rank // 2,
+        replicas=ranks // 2,
+        meet=str(folder / "meet"),
+        collective_s=DEADLINE.total_seconds(),
+    )
     kit = Kit(lambda name, tied: Path(given["folders"][f"{name} {tied}"]))
-    us, found = Rank(kit, rank, ranks), dict[str, Any]()
+    us, found = Rank(kit, rank, meet(place, 2)), dict[str, Any]()
     for job in given["jobs"]:
         if job.get("exact"):
             compute_exactly(setattr)
         try:
-            found[job["name"]] = absent(us) if job.get("absent") else run(us, job)
+            found[job["name"]] = {"met": met, "absent": absent}[job["name"]](us) if "model" not in job else run(us, job)
         except RollplexError as error:
             found[job["name"]] = {"error": str(error)}
     (folder / f"found.{rank}.json").write_text(json.dumps(found))

@@ -17,13 +17,14 @@ from typing import Any
 import pytest
 import torch
 
-from rollplex.errors import ConfigError
+from rollplex.errors import ConfigError, WaitError
 from rollplex.layout.kv import KvLayout
 from rollplex.layout.parallel.kv import rank_shape
 from rollplex.layout.shape import read_shape
 from rollplex.model.logprob import token_logprobs
-from rollplex.model.parallel.group import TensorGroup
+from rollplex.model.parallel.group import TensorGroup, meet
 from rollplex.model.parallel.vocabulary import VocabularyShard
+from rollplex.protocol.common import Parallel
 
 RANKS = 4
 DEADLINE_S = 90.0
@@ -62,7 +63,8 @@ def jobs() -> Iterator[dict[str, Any]]:
     }
     for name in DOUBLE:  # last, as they change transformers' classes
         yield {"name": f"{name}, float64", "dtype": "float64", "exact": True, **SINGLE[name]}
-    yield {"name": "absent", "absent": True}
+    yield {"name": "met"}
+    yield {"name": "absent"}
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +128,26 @@ def test_fewer_kv_heads_than_ranks_are_refused(kit: Any, found: Any) -> None:
 def test_a_rank_that_does_not_come_is_an_error_before_long(found: Any) -> None:
     for rank, result in enumerate(found["absent"]):
         assert ("ranks, at the same point" in result.get("error", "")) is (rank != 1)
+
+
+def test_processes_that_meet_are_grouped_by_replica_and_by_rank(found: Any) -> None:
+    assert found["met"] == [
+        {"tensor": [0, 1], "data": [0, 2], "ranks": [0, 0]},
+        {"tensor": [0, 1], "data": [1, 3], "ranks": [1, 0]},
+        {"tensor": [2, 3], "data": [0, 2], "ranks": [0, 1]},
+        {"tensor": [2, 3], "data": [1, 3], "ranks": [1, 1]},
+    ]
+
+
+def test_a_process_that_is_alone_meets_nobody() -> None:
+    groups = meet(Parallel(), 1)
+    assert (groups.tensor, groups.data) == (TensorGroup(rank=0, size=1, process_group=None),) * 2
+
+
+def test_a_process_that_does_not_come_to_the_meeting_is_an_error_before_long(tmp_path: Path) -> None:
+    place = Parallel(training=2, replicas=2, rank=1, replica=1, meet=str(tmp_path / "meet"), collective_s=0.5)
+    with pytest.raises(WaitError, match=r"rank 1 of replica 1: .* needed 4 processes \(2 of 2 ranks\) at"):
+        meet(place, 2)
 
 
 def test_a_shard_of_padding_and_forbidden_ids_alone_leaves_finite_numbers() -> None:

@@ -7,13 +7,20 @@ Between a pair of matrices (one split by output features, the next by input feat
 everywhere else all ranks have the same numbers and the same gradients. So each rank must be given the same batch: which
 collectives are called, and in which order, is then the same on all of them, with media or without.
 
+How they find each other (`meet`): all processes of a role in one world, each in two groups of it.
+
+    tensor    ranks that split the matrices of one replica
+    data      the same rank of all replicas, which have the same shards and other prompts
+
 Owns: collectives, their deadline (the process group's own) and their place in autograd. Does not know: models, shards.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -21,6 +28,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rollplex.errors import WaitError
+from rollplex.protocol.common import Parallel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +76,70 @@ class TensorGroup:
                 needed=f"all {self.size} ranks, at the same point of the same batch",
                 where=f"rank {self.rank}",
             ) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Groups:
+    """This process among the others of its role."""
+
+    tensor: TensorGroup
+    data: TensorGroup
+    """Its rank is the replica's number."""
+
+
+def meet(parallel: Parallel, degree: int) -> Groups:
+    """Find the other processes of the role, once in the life of a process, and make both groups.
+
+    Args:
+        parallel: where this process stands. All processes of the role have the same `meet`, a file that does not exist
+            yet, in a folder that does. `collective_s` is the deadline of the meeting and of every collective after it.
+        degree: of the role's tensor-parallel groups: `parallel.training`, or of a rollout `parallel.rollout`.
+
+    Raises:
+        WaitError: not all have come before the deadline.
+    """
+    rank, replica, replicas = parallel.rank, parallel.replica, parallel.replicas
+    tensor: dist.ProcessGroup | None = None
+    data: dist.ProcessGroup | None = None
+    if degree * replicas > 1:
+        timeout = timedelta(seconds=parallel.collective_s)
+        try:
+            _join(parallel, degree, timeout)
+            # Everybody makes every group, in one order: torch numbers them so.
+            tensor = _group_of(replica, [range(n * degree, (n + 1) * degree) for n in range(replicas)], timeout)
+            data = _group_of(rank, [range(n, degree * replicas, degree) for n in range(degree)], timeout)
+        except RuntimeError as error:
+            raise WaitError(
+                "The processes of a role have not met",
+                got=str(error),
+                needed=f"{degree * replicas} processes ({replicas} of {degree} ranks) at {parallel.meet}",
+                do="See in their logs why one of them did not come.",
+                where=f"rank {rank} of replica {replica}",
+            ) from error
+    return Groups(
+        tensor=TensorGroup(rank=rank, size=degree, process_group=tensor),
+        data=TensorGroup(rank=replica, size=replicas, process_group=data),
+    )
+
+
+def _join(parallel: Parallel, degree: int, timeout: timedelta) -> None:
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # one host; without it gloo asks how the host's name resolves
+    world = degree * parallel.replicas
+    dist.init_process_group(
+        "gloo",
+        store=dist.FileStore(parallel.meet, world),
+        rank=parallel.replica * degree + parallel.rank,
+        world_size=world,
+        timeout=timeout,
+    )
+
+
+def _group_of(own: int, members: Sequence[Iterable[int]], timeout: timedelta) -> dist.ProcessGroup | None:
+    """Makes a group of each of `members`, which have one size; returns number `own`. None: groups of one."""
+    ranks = [list(each) for each in members]
+    if len(ranks[0]) == 1:
+        return None
+    return [dist.new_group(each, timeout=timeout) for each in ranks][own]
 
 
 def copied(tensor: Tensor, group: TensorGroup) -> Tensor:
