@@ -52,6 +52,10 @@ class Segments:
         self.dtype = np.dtype(f"u{plan.item_bytes}")
         self._bytes = [np.zeros(device.storage.total_bytes, np.uint8) for device in plan.devices]
 
+    def content(self, device: int) -> bytes:
+        """All of a device's segment."""
+        return self._bytes[device].tobytes()
+
     def at(self, place: Place) -> Array:
         """The array at `place`, in the segment itself."""
         strides = [stride * self.dtype.itemsize for stride in place.strides]
@@ -79,6 +83,16 @@ def verify(plan: LayoutPlan, shape: ModelShape, dtype: str) -> None:
         _check_sampled(device, segments, sampled(model, shape, plan.rollout, device.ranks.rollout))
         _check_trained(device, segments, trained(model, shape, plan.training, device.ranks.training))
         _check_once(device, plan)
+
+
+def carried_out(plan: LayoutPlan, shape: ModelShape, dtype: str) -> Segments:
+    """Every device's segment after its trainer has written its shards, and all copies of an update are made."""
+    model, segments = full_model(shape, dtype), Segments(plan)
+    for device in plan.devices:
+        _train(device, segments, trained(model, shape, plan.training, device.ranks.training))
+    for device in plan.devices:
+        _copy(device, segments)
+    return segments
 
 
 def _train(device: DevicePlan, segments: Segments, expected: Model) -> None:

@@ -22,7 +22,7 @@ Rules of the contract:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
@@ -33,7 +33,7 @@ from rollplex.errors import EngineError
 from rollplex.layout.parameters import ParameterTable
 from rollplex.layout.shape import ModelShape
 from rollplex.memory.segment import Mapping
-from rollplex.protocol.common import ModelSpec, PromptSlot, SegmentRef
+from rollplex.protocol.common import ModelSpec, Parallel, PromptSlot, SegmentRef
 from rollplex.protocol.rollout import EngineSpec, Sampling
 
 
@@ -155,6 +155,8 @@ class Setup:
     engine: EngineSpec
     run_dir: Path | None
     """Where an engine may make a folder for sockets of its own; None where there is no run."""
+    parallel: Parallel = field(default_factory=Parallel)
+    """Which part of the model the segment holds, and with whom this process samples."""
 
     @property
     def actor(self) -> Mapping:

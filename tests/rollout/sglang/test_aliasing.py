@@ -13,6 +13,7 @@ from rollplex.errors import ModelError, SegmentError
 from rollplex.layout.parameters import ParameterTable
 from rollplex.memory.tensors import require_mapped, views
 from rollplex_rollout.sglang.aliasing import alias, copy, named, never_sample, renew, require_copies
+from rollplex_rollout.sglang.places import whole
 
 if TYPE_CHECKING:
     from rollout.conftest import Node
@@ -39,7 +40,7 @@ def shapes_of(table: ParameterTable) -> dict[str, tuple[int, ...]]:
 def test_every_parameter_becomes_the_segments_bytes_and_says_where(node: Node) -> None:
     model = tree(shapes_of(node.table))
     objects = dict(model.named_parameters())
-    offsets = alias(model, node.actor, node.table)
+    offsets = alias(model, node.actor, whole(node.table))
     assert offsets == {entry.name: entry.offset for entry in node.table.entries}
     require_mapped(node.actor, named(model))
     assert all(dict(model.named_parameters())[name] is value for name, value in objects.items()), "the same objects"
@@ -55,7 +56,7 @@ def test_what_is_tied_stays_tied_and_buffers_stay_buffers(node: Node) -> None:
     head.register_parameter("again", model.get_parameter(first))
     head.register_buffer("table", torch.arange(4.0), persistent=False)
     model.add_module("head", head)
-    alias(model, node.actor, node.table)
+    alias(model, node.actor, whole(node.table))
     again: Tensor = model.get_parameter("head.again")
     assert again is model.get_parameter(first)
     assert "head.again" in named(model)
@@ -65,15 +66,15 @@ def test_what_is_tied_stays_tied_and_buffers_stay_buffers(node: Node) -> None:
 
 def test_an_engine_with_weights_of_its_own_has_copies_that_are_renewed(node: Node) -> None:
     model = tree(shapes_of(node.table))
-    assert copy(model, node.actor, node.table) == {entry.name: entry.offset for entry in node.table.entries}
+    assert copy(model, node.actor, whole(node.table)) == {entry.name: entry.offset for entry in node.table.entries}
     parameters = named(model)
-    require_copies(parameters, node.actor, node.table)
+    require_copies(parameters, node.actor, whole(node.table))
     name = node.table.entries[3].name
     views(node.actor, node.table)[name].fill_(3.5)
     with pytest.raises(SegmentError, match="not a copy"):
-        require_copies(parameters, node.actor, node.table)
-    renew(parameters, node.actor, node.table)
-    require_copies(parameters, node.actor, node.table)
+        require_copies(parameters, node.actor, whole(node.table))
+    renew(parameters, node.actor, whole(node.table))
+    require_copies(parameters, node.actor, whole(node.table))
     assert bool((model.get_parameter(name) == 3.5).all())
 
 
@@ -86,7 +87,7 @@ def test_missing_surplus_and_different_parameters_are_all_listed_and_nothing_is_
     model = tree(shapes)
     before = model.get_parameter(names[2]).data_ptr()
     with pytest.raises(ModelError) as caught:
-        alias(model, node.actor, node.table)
+        alias(model, node.actor, whole(node.table))
     for part in (f"1 missing: {names[0]}", "1 surplus: lora.weight", f"1 different: {names[1]}"):
         assert part in caught.value.got
     assert model.get_parameter(names[2]).data_ptr() == before
@@ -94,12 +95,12 @@ def test_missing_surplus_and_different_parameters_are_all_listed_and_nothing_is_
 
 def test_another_dtype_is_different(node: Node) -> None:
     with pytest.raises(ModelError, match="bfloat16 instead of"):
-        alias(tree(shapes_of(node.table), torch.bfloat16), node.actor, node.table)
+        alias(tree(shapes_of(node.table), torch.bfloat16), node.actor, whole(node.table))
 
 
 def test_a_parameter_that_somebody_replaced_is_found(node: Node) -> None:
     model = tree(shapes_of(node.table))
-    alias(model, node.actor, node.table)
+    alias(model, node.actor, whole(node.table))
     name = node.table.entries[2].name
     value = model.get_parameter(name)
     value.data = value.data.clone()

@@ -3,8 +3,8 @@
 Owns: the account of every parameter, one by one, and what is done to the module tree. Knows torch, but not SGLang:
 any module tree will do.
 
-The stored layout is SGLang's own at TP = 1 (`rollplex.layout.parameters`), so a parameter is a view of its entry and
-nothing is converted. `Parameter.data` is pointed at the view: the object, its attributes and what is tied to it stay.
+A parameter is a view of the segment (`rollplex_rollout.sglang.places`) and nothing is converted. `Parameter.data` is
+pointed at the view: the object, its attributes and what is tied to it stay.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import torch
 from torch import Tensor, nn
 
 from rollplex.errors import ModelError, SegmentError
-from rollplex.layout.parameters import ParameterTable
 from rollplex.memory.segment import Mapping
-from rollplex.memory.tensors import DTYPES, require_mapped, tensor, views
+from rollplex.memory.tensors import DTYPES, require_mapped, tensor
+from rollplex_rollout.sglang.places import Places
 
 _MOST_NAMES: Final = 8
 """Of each kind that an error lists."""
 
 
-def copy(model: nn.Module, mapping: Mapping, table: ParameterTable) -> dict[str, int]:
+def copy(model: nn.Module, mapping: Mapping, places: Places) -> dict[str, int]:
     """Instead of `alias`: give every parameter a copy of its bytes. For comparison with engines that hold weights of
     their own.
 
@@ -35,23 +35,23 @@ def copy(model: nn.Module, mapping: Mapping, table: ParameterTable) -> dict[str,
     Raises:
         As `alias`.
     """
-    offsets = alias(model, mapping, table)
+    offsets = alias(model, mapping, places)
     for parameter in model.parameters():
         parameter.data = parameter.data.clone()
     return offsets
 
 
-def renew(parameters: MappingOf[str, Tensor], mapping: Mapping, table: ParameterTable) -> None:
+def renew(parameters: MappingOf[str, Tensor], mapping: Mapping, places: Places) -> None:
     """Copy the segment's parameters into those of `copy`; over when this returns."""
     with torch.no_grad():
-        for name, stored in views(mapping, table).items():
+        for name, stored in views(mapping, places).items():
             parameters[name].copy_(stored)
     _wait(mapping)
 
 
-def require_copies(parameters: MappingOf[str, Tensor], mapping: Mapping, table: ParameterTable) -> None:
+def require_copies(parameters: MappingOf[str, Tensor], mapping: Mapping, places: Places) -> None:
     """Raise SegmentError unless every parameter has the segment's bytes."""
-    for name, stored in views(mapping, table).items():
+    for name, stored in views(mapping, places).items():
         if not torch.equal(parameters[name].view(torch.uint8), stored.view(torch.uint8)):
             raise SegmentError(
                 "A parameter is not a copy of the weights any more",
@@ -66,20 +66,34 @@ def _wait(mapping: Mapping) -> None:
         torch.cuda.synchronize()
 
 
-def alias(model: nn.Module, mapping: Mapping, table: ParameterTable) -> dict[str, int]:
+def views(mapping: Mapping, places: Places) -> dict[str, Tensor]:
+    """Every parameter of a rank as a view of its segment, by SGLang's name. Rows of what is split by columns may lie
+    further apart than they are long.
+
+    Raises:
+        SegmentError: the segment is too small.
+    """
+    dtype = DTYPES[places.dtype]
+    return {
+        at.name: tensor(mapping, at.offset, (at.span,), dtype).as_strided(at.shape, at.strides)
+        for at in places.parameters
+    }
+
+
+def alias(model: nn.Module, mapping: Mapping, places: Places) -> dict[str, int]:
     """Point every parameter at its bytes in the segment, and move the buffers to where the segment is.
 
     Returns:
         Offset in the segment of every parameter, read back from its address.
 
     Raises:
-        ModelError: the model's parameters are not those of the table; names what is missing, surplus or of another
+        ModelError: the model's parameters are not those of `places`; names what is missing, surplus or of another
             shape or dtype. Nothing has been changed.
         SegmentError: the segment is too small, or a parameter did not become a view.
     """
     parameters = dict(model.named_parameters())
-    require_same(table, {name: (tuple(value.shape), value.dtype) for name, value in parameters.items()})
-    stored = views(mapping, table)
+    require_same(places, {name: (tuple(value.shape), value.dtype) for name, value in parameters.items()})
+    stored = views(mapping, places)
     for name, parameter in parameters.items():
         parameter.data = stored[name]
     start = tensor(mapping, 0, (1,), torch.uint8)
@@ -95,10 +109,10 @@ def named(model: nn.Module) -> dict[str, Tensor]:
     return dict(model.named_parameters(remove_duplicate=False))
 
 
-def require_same(table: ParameterTable, found: MappingOf[str, tuple[tuple[int, ...], torch.dtype]]) -> None:
-    """Raise ModelError unless the names, shapes and dtypes are exactly those of the table."""
-    dtype = DTYPES[table.dtype]
-    needed = {entry.name: (entry.shape, dtype) for entry in table.entries}
+def require_same(places: Places, found: MappingOf[str, tuple[tuple[int, ...], torch.dtype]]) -> None:
+    """Raise ModelError unless the names, shapes and dtypes are exactly those of `places`."""
+    dtype = DTYPES[places.dtype]
+    needed = {at.name: (at.shape, dtype) for at in places.parameters}
     missing = [name for name in needed if name not in found]
     surplus = [name for name in found if name not in needed]
     other = [
@@ -111,7 +125,7 @@ def require_same(table: ParameterTable, found: MappingOf[str, tuple[tuple[int, .
         raise ModelError(
             "SGLang's model has other parameters than the segment",
             got="; ".join(f"{len(names)} {kind}: {_some(names)}" for kind, names in parts if names),
-            needed=f"the {len(needed)} entries of the parameter table",
+            needed=f"the {len(needed)} parameters of the rank's table",
             do="Use the version of SGLang that the optional dependency `sglang` names.",
         )
 

@@ -37,6 +37,7 @@ from rollplex_rollout.sglang.arguments import (
     server_arguments,
 )
 from rollplex_rollout.sglang.hooks import BEGIN, REST
+from rollplex_rollout.sglang.places import places
 from rollplex_rollout.sglang.remote import RemoteMapping
 from rollplex_rollout.sglang.requests import Request, Requests
 from rollplex_rollout.sglang.streams import Chunk, Done, Finished, Inbox, Prefilled, Streams
@@ -295,7 +296,7 @@ def require_offsets(setup: Setup, offsets: dict[str, int]) -> None:
     Raises:
         EngineError: a parameter lies elsewhere, or there are others.
     """
-    needed = {entry.name: entry.offset for entry in setup.table.entries}
+    needed = places(setup.table, setup.shape, setup.parallel).offsets
     if offsets != needed:
         wrong = sorted(name for name in needed.keys() | offsets.keys() if needed.get(name) != offsets.get(name))
         raise EngineError(
@@ -338,6 +339,7 @@ def _offer(setup: Setup) -> wire.Offer:
         freeze_vision=spec.freeze_vision,
         table_hash=setup.table.hash,
         never_sampled=spec.never_sampled,
+        parallel=setup.parallel,
         allocator_bytes=allocator_bytes(setup),
         decode_share=setup.engine.decode_share,
         run_dir="" if setup.run_dir is None else str(setup.run_dir),

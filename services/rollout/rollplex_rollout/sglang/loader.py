@@ -57,7 +57,7 @@ class MappedLoader(BaseModelLoader):  # type: ignore[misc]
             raise ModelError("The weights are in another memory than SGLang computes in", got=f"{device}")
         with set_default_torch_dtype(model_config.dtype), torch.device("cpu"):
             model: torch.nn.Module = _initialize_model(model_config, self.load_config, None)
-        offsets = (copy if offer.own_weights else alias)(model, taken.mapping, taken.table)
+        offsets = (copy if offer.own_weights else alias)(model, taken.mapping, taken.places)
         where = next(model.parameters()).device
         never_sample(model.get_submodule("logits_processor"), offer.never_sampled, taken.shape.vocab, where)
         return model.eval(), offsets

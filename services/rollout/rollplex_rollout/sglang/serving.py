@@ -33,6 +33,7 @@ from rollplex.memory.tensors import require_mapped, tensor
 from rollplex.protocol.common import Memory
 from rollplex_rollout.sglang import wire
 from rollplex_rollout.sglang.aliasing import renew, require_copies
+from rollplex_rollout.sglang.places import Places, places
 
 OFFER_DEADLINE_S = 60.0
 
@@ -47,6 +48,7 @@ class Taken:
     offer: wire.Offer
     shape: ModelShape
     table: ParameterTable
+    places: Places
     mapping: Mapping
 
     def refuse(self, error: RollplexError) -> None:
@@ -89,7 +91,8 @@ def _taken(sock: socket.socket, offer: wire.ToScheduler, fds: tuple[int, ...]) -
             needed=offer.table_hash,
         )
     mapping = backend(offer.memory).map(fds[0], offer.size_bytes)
-    return Taken(sock=sock, offer=offer, shape=shape, table=table, mapping=mapping)
+    rank = places(table, shape, offer.parallel)
+    return Taken(sock=sock, offer=offer, shape=shape, table=table, places=rank, mapping=mapping)
 
 
 class WeightsServer(threading.Thread):
@@ -133,7 +136,7 @@ class WeightsServer(threading.Thread):
                 case wire.Look():
                     self._look()
                 case wire.Copy():
-                    renew(self._parameters(), mapping, self._taken.table)
+                    renew(self._parameters(), mapping, self._taken.places)
                 case wire.Offer():
                     raise ProtocolError("The weights were offered twice")
         except RollplexError as error:
@@ -152,7 +155,7 @@ class WeightsServer(threading.Thread):
 
     def _look(self) -> None:
         if self._taken.offer.own_weights:
-            require_copies(self._parameters(), self._taken.mapping, self._taken.table)
+            require_copies(self._parameters(), self._taken.mapping, self._taken.places)
         else:
             require_mapped(self._taken.mapping, self._parameters())
 

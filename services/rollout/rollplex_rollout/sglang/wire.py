@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from rollplex.errors import ProtocolError
 from rollplex.memory.fds import recv, send
-from rollplex.protocol.common import Count, Memory
+from rollplex.protocol.common import Count, Memory, Parallel
 
 SOCKET_VARIABLE: Final = "ROLLPLEX_SGLANG_SOCKET"
 """Environment variable of the scheduler process: the socket on which the rollout process waits for it."""
@@ -45,6 +45,8 @@ class Offer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=T
     freeze_vision: bool
     table_hash: str
     never_sampled: tuple[Count, ...]
+    parallel: Parallel = Parallel()
+    """Which rank's parameters the segment holds."""
     allocator_bytes: Count = 0
     """What torch may take of the device for itself, pool included; 0: no limit."""
     decode_share: float = 1.0
