@@ -37,6 +37,10 @@ def test_a_resumption_is_from_the_newest_checkpoint_or_from_one() -> None:
     argv = [*GIVEN, "--resume", "runs/1/checkpoints/step_3", "--accept", "a.b", "--accept", "c"]
     wanted = ResumeOptions(checkpoint=Path("runs/1/checkpoints/step_3"), accepted=("a.b", "c"))
     assert parse_options(argv).resume == wanted
+    wanted = ResumeOptions(accepted=("a.b",), if_any=True)
+    assert parse_options([*GIVEN, "--if-checkpoint=resume", "--accept=a.b"]).resume == wanted
+    assert parse_options([*GIVEN, "--if-checkpoint=begin"]).resume is None
+    assert parse_options([*GIVEN, "--if-checkpoint=resume", "--resume"]).resume == ResumeOptions()
 
 
 @pytest.mark.parametrize(
@@ -47,6 +51,8 @@ def test_a_resumption_is_from_the_newest_checkpoint_or_from_one() -> None:
         ([*GIVEN, "--iterations", "many"], "invalid int value: 'many'"),
         ([*GIVEN, "--sevre"], "unrecognized arguments: --sevre"),
         ([*GIVEN, "--accept", "run.seed"], "it needs --resume"),
+        ([*GIVEN, "--if-checkpoint=maybe"], "invalid choice: 'maybe'"),
+        ([*GIVEN, "--if-checkpoint=resume", "--dry-run"], "goes with neither --verify nor --dry-run"),
         ([*GIVEN, "--resume", "--dry-run"], "goes with neither --verify nor --dry-run"),
     ],
 )

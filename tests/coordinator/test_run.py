@@ -16,7 +16,7 @@ from rollplex.config.loading import dump, load
 from rollplex_coordinator.options import Options, ResumeOptions
 from rollplex_coordinator.processes.stop import Signals
 from rollplex_coordinator.run import run
-from rollplex_coordinator.telling import EXIT_ERROR
+from rollplex_coordinator.telling import EXIT_CONFIG, EXIT_ERROR
 
 
 def other_architecture(model: Path) -> None:
@@ -117,6 +117,42 @@ def test_a_resumption_that_ends_before_anything_starts_leaves_records_and_checkp
     assert (run_dir / "config.yaml").read_text() == "as it was"
     assert [folder.name for folder in folders(run_dir / "checkpoints")] == ["step_1", "step_2"]
     assert latest(run_dir / "checkpoints") == run_dir / "checkpoints/step_2"
+
+
+@pytest.mark.parametrize("steps", [(), (2,), (2, 5)])
+def test_a_run_that_may_resume_begins_where_there_is_no_checkpoint_and_goes_on_where_there_is(
+    model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], steps: tuple[int, ...]
+) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "one", "answer": "1"}\n' * 4)
+    file = tmp_path / "config.yaml"
+    file.write_text(
+        f"model: {{path: {model_folder}}}\n"
+        "data: {path: rows.jsonl, prompts_per_iteration: 1}\n"
+        "rewards: {functions: [{function: 'rollplex.demo.rewards:right'}]}\n"
+    )
+    run_dir = tmp_path / "run"
+    run_dir.mkdir(mode=0o700)
+    for step in steps:
+        state = RunState(step=step, version=step, seed=0, table_hash="t", config=dump(load(file)), fingerprints={})
+        _save(run_dir, state)
+    with socket.socket() as taken:  # so that the run ends before it starts anything
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        options = Options(
+            config=file,
+            run_dir=run_dir,
+            iterations=0 if len(steps) < 2 else 3,  # fewer than it has: it waits, since it serves
+            serve=True,
+            external_workers=False,
+            die_with_parent=False,
+            overrides=(f"http.port={taken.getsockname()[1]}",),
+            resume=ResumeOptions(if_any=True),
+        )
+        assert run(options, Signals(read_fd=-1, write_fd=-1, received=[])) == EXIT_CONFIG
+    said = capsys.readouterr().err
+    assert "port" in said
+    assert ("goes on after" in said) == bool(steps)
+    assert not steps or f"goes on after {steps[-1]} iterations" in said
 
 
 def _save(run_dir: Path, state: RunState) -> None:

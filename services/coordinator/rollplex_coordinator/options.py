@@ -28,10 +28,12 @@ class VerifyOptions(Struct, frozen=True, kw_only=True):
 class ResumeOptions(Struct, frozen=True, kw_only=True):
     """The run in the run directory goes on (`rollplex_coordinator.resuming`).
 
-    checkpoint: from this one; None takes the newest good one. accepted: keys and fingerprints that may differ.
+    checkpoint: from this one; None takes the newest good one. accepted: keys and fingerprints that may differ. if_any:
+    where there is no checkpoint at all, the run begins from its beginning.
     """
 
     checkpoint: Path | None = None
+    if_any: bool = False
     accepted: tuple[str, ...] = ()
 
 
@@ -71,6 +73,9 @@ def parse_options(argv: Sequence[str] | None = None) -> Options:
     resume.add_argument(
         "--resume", nargs="?", const=NEWEST, metavar="CHECKPOINT", help="from this one (default: the newest good one)"
     )
+    resume.add_argument(
+        "--if-checkpoint", choices=["begin", "resume"], default="begin", help="if there is one, and no --resume"
+    )
     resume.add_argument("--accept", action="append", default=[], metavar="KEY", help="that may differ from before")
     verify = parser.add_argument_group("verification", "instead of iterations")
     verify.add_argument("--verify", type=Path, metavar="REPORT", help="compute one group in several ways, write this")
@@ -82,9 +87,10 @@ def parse_options(argv: Sequence[str] | None = None) -> Options:
         parser.error(f"--iterations must be at least 0; got {args.iterations}")
     if args.verify is not None and (args.serve or args.iterations is not None):
         parser.error("--verify runs no iterations: it goes with neither --iterations nor --serve")
-    if args.resume is None and args.accept:
+    goes_on = args.resume is not None or args.if_checkpoint == "resume"
+    if args.accept and not goes_on:
         parser.error("--accept is about a resumption: it needs --resume")
-    if args.resume is not None and (args.verify is not None or args.dry_run):
+    if goes_on and (args.verify is not None or args.dry_run):
         parser.error("--resume goes with neither --verify nor --dry-run")
     return Options(
         config=args.config,
@@ -101,10 +107,11 @@ def parse_options(argv: Sequence[str] | None = None) -> Options:
 
 
 def _resume_options(args: argparse.Namespace) -> ResumeOptions | None:
+    accepted = tuple(args.accept)
     if args.resume is None:
-        return None
+        return ResumeOptions(accepted=accepted, if_any=True) if args.if_checkpoint == "resume" else None
     checkpoint = None if args.resume == NEWEST else Path(args.resume)
-    return ResumeOptions(checkpoint=checkpoint, accepted=tuple(args.accept))
+    return ResumeOptions(checkpoint=checkpoint, accepted=accepted)
 
 
 def _verify_options(args: argparse.Namespace) -> VerifyOptions | None:

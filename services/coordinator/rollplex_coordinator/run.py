@@ -17,7 +17,7 @@ import signal
 import sys
 import time
 
-from rollplex.checkpoint.folder import folders
+from rollplex.checkpoint.folder import CHECKPOINTS, folders
 from rollplex.checkpoint.state import RunState
 from rollplex.config.checks import TRAIN
 from rollplex.config.config import Config
@@ -31,14 +31,16 @@ from rollplex.protocol.claim import Claim, claim
 from rollplex.protocol.common import Role
 from rollplex_coordinator.api import Api
 from rollplex_coordinator.control import HTTP, CoreControl
+from rollplex_coordinator.decisions.fleet import WORKERS
 from rollplex_coordinator.decisions.work import Work
 from rollplex_coordinator.dry_run import dry_run
 from rollplex_coordinator.options import Options
-from rollplex_coordinator.processes.node import CHILDREN, WORKERS, Node
+from rollplex_coordinator.processes.node import CHILDREN, Node
 from rollplex_coordinator.processes.stop import Signals, StopRun
 from rollplex_coordinator.progress import Progress, make_progress
 from rollplex_coordinator.ready import get_ready
 from rollplex_coordinator.records.attempts import set_aside
+from rollplex_coordinator.records.pulse import Pulse
 from rollplex_coordinator.resuming import Resumption, evaluated, resume, undo, wanted_before
 from rollplex_coordinator.startup import process_start_s, run_started
 from rollplex_coordinator.steps.checkpointing import Checkpoints
@@ -65,7 +67,7 @@ def run(options: Options, signals: Signals) -> int:
         with claim(options.run_dir, run_id) as claimed:
             run_dir = claimed.run_dir.path
             resumption = None
-            if options.resume is not None:
+            if options.resume is not None and not (options.resume.if_any and not folders(run_dir / CHECKPOINTS)):
                 resumption = resume(run_dir, options.resume, config, lambda state: _wanted(config, options, state), say)
             elif (kept := set_aside(run_dir)) is not None:
                 say(f"rollplex: what an earlier run left is in {kept}")
@@ -92,7 +94,8 @@ def _wanted(config: Config, options: Options, state: RunState | None) -> int | N
     Args:
         state: of a run that goes on.
     """
-    if options.verify is not None or (options.serve and options.iterations is None):
+    done = 0 if state is None else state.step
+    if options.verify is not None or (options.serve and (options.iterations is None or options.iterations <= done)):
         return None
     if options.iterations is not None:
         return options.iterations
@@ -127,6 +130,7 @@ class _Run:
         self._work = Work(self._first if wanted is None else wanted, serve=options.serve, done=self._first)
         self._control = CoreControl(self._node, self._work)
         self._progress = Progress() if options.dry_run else make_progress(sys.stderr, self._control.look)
+        self._pulse = Pulse(claimed.run_dir.path)
         self._node.link.after_turn = self._after_turn
         self._checkpoints: Checkpoints | None = None
         self._evaluated = evaluated(claimed.run_dir.path) if resumption is not None else set[tuple[str, int]]()
@@ -191,6 +195,7 @@ class _Run:
         self._node.record.tick()
         self._control.turn()
         self._progress.turn()
+        self._pulse.turn(lambda: self._control.look()[2])
 
     # --- the run --------------------------------------------------------------------------------------------------
 
@@ -280,7 +285,6 @@ class _Run:
 
     def _kill_all(self) -> None:
         """A second signal while the run is ending: nobody is waited for any more."""
-        for role in (*WORKERS, *CHILDREN):
-            child = self._node.supervisor.child(role)
-            if child is not None and child.process.poll() is None:
+        for child in self._node.supervisor.children:
+            if child.process.poll() is None:
                 os.kill(child.pid, signal.SIGKILL)
