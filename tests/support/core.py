@@ -20,9 +20,10 @@ from rollplex.memory.segment import backend
 from rollplex.protocol.common import Device, Kind, LeaseRef, Role, SegmentRef
 from rollplex.protocol.inputs import DataChecked, SourceChecked
 from rollplex_coordinator.decisions.gate import Gate
+from rollplex_coordinator.decisions.instructions import Mode
 from rollplex_coordinator.decisions.ledger import Ledger
 from rollplex_coordinator.decisions.plan import StepPlan, plan_step
-from rollplex_coordinator.decisions.schedule import Mode, Schedule
+from rollplex_coordinator.decisions.schedule import Schedule
 from rollplex_coordinator.memory.budget import plan_memory
 from rollplex_coordinator.memory.holder import Holder
 from rollplex_coordinator.memory.leasing import Memory
@@ -68,10 +69,10 @@ class FakeJournal:
 class NoSupervisor:
     """Nobody's children."""
 
-    def exit_text(self, role: Role) -> str:
+    def exit_text(self, role: Role, device: Device = Device()) -> str:  # noqa: B008 - immutable
         return ""
 
-    def log_text(self, role: Role) -> str:
+    def log_text(self, role: Role, device: Device = Device()) -> str:  # noqa: B008 - immutable
         return f"logs/{role}.log"
 
 

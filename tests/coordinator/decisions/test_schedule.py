@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given, settings
@@ -13,122 +11,21 @@ from hypothesis import strategies as st
 from rollplex.errors import StateError
 from rollplex.journal.phases import Phase
 from rollplex.protocol.prefix import Which
-from rollplex_coordinator.decisions.plan import StepPlan, plan_step
-from rollplex_coordinator.decisions.schedule import (
+from rollplex_coordinator.decisions.instructions import (
     Ask,
     Backward,
     Complete,
     Enter,
     Forward,
     Generate,
-    Instruction,
     Mode,
-    Release,
     Reward,
-    Schedule,
     Score,
     Train,
 )
-
-
-@dataclass
-class World:
-    """Services and memory that answer in a random order. `room`: how many prefix units fit at once."""
-
-    schedule: Schedule
-    plan: StepPlan
-    rng: random.Random
-    room: int
-    log: list[Instruction] = field(default_factory=list)
-    events: list[str] = field(default_factory=list)
-    pending: list[tuple[str, object]] = field(default_factory=list)
-    asking: list[tuple[Which, int]] = field(default_factory=list)
-    held: int = 0
-    tells: bool = False
-    """The rollout says when a unit is prefilled."""
-
-    def take(self, instructions: Iterable[Instruction]) -> None:
-        for instruction in instructions:
-            self.log.append(instruction)
-            match instruction:
-                case Generate(unit=unit) if self.tells:
-                    self.pending += [("prefilled", unit), *(("finished", g) for g in self.plan.decode[unit])]
-                    self.pending.append(("generated", unit))
-                case Ask(which=which, unit=unit):
-                    self.asking.append((which, unit))
-                case Release():
-                    self.held -= 1
-                case Enter() | Complete():
-                    pass
-                case Generate(unit=unit):
-                    self.pending += [("finished", g) for g in self.plan.decode[unit]]
-                    self.pending.append(("generated", unit))
-                case _:
-                    self.pending.append(("do", instruction))
-
-    def step(self) -> None:
-        while self.asking and self.held < self.room:
-            self.held += 1
-            self.take(self.schedule.granted(*self.asking.pop(0)))
-        choices = [
-            p
-            for p in self.pending
-            if p[0] != "generated" or not any(q[0] in ("prefilled", "finished") for q in self.pending)
-        ]
-        assert choices, f"nothing can happen any more: {self.log[-5:]}"
-        event = self.rng.choice(choices)
-        self.pending.remove(event)
-        self.events.append(f"{event[0]} {event[1]}")
-        self.answer(event)
-
-    def answer(self, event: tuple[str, object]) -> None:
-        match event:
-            case ("prefilled", int(unit)):
-                self.take(self.schedule.prefilled(unit))
-            case ("finished", int(group)):
-                self.take(self.schedule.group_finished(group))
-            case ("generated", int(unit)):
-                self.take(self.schedule.generated(unit))
-            case (_, Reward(group=group)):
-                self.take(self.schedule.group_rewarded(group))
-            case (_, Forward(which=which, unit=unit)):
-                self.take(self.schedule.forward_done(which, unit))
-            case (_, Score(unit=unit)):
-                self.take(self.schedule.scored(unit))
-            case (_, Train(unit=unit)):
-                self.take(self.schedule.trained(unit))
-            case (_, Backward(unit=unit)):
-                self.take(self.schedule.backward_done(unit))
-            case _:
-                raise AssertionError(event)
-
-    def run(self) -> World:
-        self.take(self.schedule.start())
-        while not self.schedule.complete:
-            self.step()
-        return self
-
-
-def play(
-    mode: Mode,
-    *,
-    seed: int = 0,
-    room: int = 99,
-    reference: bool = True,
-    batch: bool = False,
-    after_prefill: bool = False,
-    tells: bool = False,
-    **sizes: int,
-) -> World:
-    plan = plan_step(
-        sizes.get("groups", 6),
-        decode_prompts=sizes.get("decode", 3),
-        prefix_prompts=sizes.get("prefix", 2),
-        suffix_prompts=sizes.get("suffix", 1),
-    )
-    schedule = Schedule(plan, mode, reference=reference, batch_rewards=batch, after_prefill=after_prefill)
-    return World(schedule=schedule, plan=plan, rng=random.Random(seed), room=room, tells=tells).run()
-
+from rollplex_coordinator.decisions.plan import plan_step
+from rollplex_coordinator.decisions.schedule import Schedule
+from support.step_world import World, play
 
 small = st.integers(0, 4)
 
@@ -176,7 +73,7 @@ def test_every_order_of_events_ends_with_every_group_trained_once(
     assert sorted(i.group for i in world.log if isinstance(i, Reward)) == list(range(groups))
     scored = [i.unit for i in world.log if isinstance(i, Score)]
     assert sorted(scored) == (list(range(len(world.plan.suffix))) if reference else [])
-    assert world.held == 0
+    assert not any(world.held.values())
     assert world.log[-1] == Complete()
     assert [i.phase for i in world.log if isinstance(i, Enter)] == [Phase.ROLLOUT, Phase.SCORE, Phase.TRAIN]
 

@@ -15,9 +15,10 @@ from rollplex.config.checks import TRAIN
 from rollplex.data.order import epochs
 from rollplex.journal.events import IterationDone, IterationStarted
 from rollplex.journal.phases import Phase
+from rollplex_coordinator.decisions.instructions import Mode
 from rollplex_coordinator.decisions.plan import plan_step
 from rollplex_coordinator.decisions.reported import finite, part_means
-from rollplex_coordinator.decisions.schedule import Mode, Schedule
+from rollplex_coordinator.decisions.schedule import Schedule
 from rollplex_coordinator.decisions.spread import mean_std
 from rollplex_coordinator.records.completions import Completion, Spoken, completions_of
 from rollplex_coordinator.records.sample_table import table_of

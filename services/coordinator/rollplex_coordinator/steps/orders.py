@@ -13,8 +13,8 @@ from rollplex.protocol.prefix import Activations, PrefixBackward, PrefixForward,
 from rollplex.protocol.reward import RewardGroup
 from rollplex.protocol.rollout import GenerateUnit
 from rollplex.protocol.trainer import Scale, TrainSuffix
+from rollplex_coordinator.decisions.instructions import Train
 from rollplex_coordinator.decisions.plan import StepPlan
-from rollplex_coordinator.decisions.schedule import Train
 from rollplex_coordinator.memory.leasing import Block
 from rollplex_coordinator.steps.context import Context
 from rollplex_coordinator.steps.feed import StepInputs

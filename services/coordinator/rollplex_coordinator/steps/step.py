@@ -19,8 +19,7 @@ from rollplex.protocol.prefix import PrefixBackwardDone, PrefixReady, SuffixScor
 from rollplex.protocol.reward import GroupRewarded, RewardFailed
 from rollplex.protocol.rollout import GroupFinished, Prefilled, UnitGenerated
 from rollplex.protocol.trainer import SuffixTrained
-from rollplex_coordinator.decisions.plan import StepPlan
-from rollplex_coordinator.decisions.schedule import (
+from rollplex_coordinator.decisions.instructions import (
     Ask,
     Backward,
     Complete,
@@ -30,10 +29,11 @@ from rollplex_coordinator.decisions.schedule import (
     Instruction,
     Release,
     Reward,
-    Schedule,
     Score,
     Train,
 )
+from rollplex_coordinator.decisions.plan import StepPlan
+from rollplex_coordinator.decisions.schedule import Schedule
 from rollplex_coordinator.decisions.spread import mean_std
 from rollplex_coordinator.processes.hub import Peer
 from rollplex_coordinator.steps.context import Context

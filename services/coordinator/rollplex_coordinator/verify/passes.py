@@ -34,8 +34,8 @@ from rollplex.protocol.trainer import (
     UpdateVote,
     WholeTrained,
 )
+from rollplex_coordinator.decisions.instructions import Train
 from rollplex_coordinator.decisions.plan import plan_step
-from rollplex_coordinator.decisions.schedule import Train
 from rollplex_coordinator.steps.context import Context
 from rollplex_coordinator.steps.feed import StepInputs
 from rollplex_coordinator.steps.gathered import Gathered
