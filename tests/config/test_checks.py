@@ -96,6 +96,22 @@ def test_zero_in_batching_means_all_prompts_of_the_iteration(make: Make) -> None
     assert (config.decode_prompts, config.prefix_prompts, config.suffix_prompts) == (8, 8, 8)
 
 
+@pytest.mark.parametrize(
+    ("parallel", "decode", "prefix"),
+    [
+        ({"devices": 4, "training": 4, "rollout": 2}, 4, 8),
+        ({"devices": 4, "training": 1, "rollout": 2}, 4, 2),
+        ({"devices": 4, "training": 2, "rollout": 1}, 2, 4),
+        ({"devices": 4, "training": 1, "placement": "disaggregated", "rollout_devices": 1}, 8, 3),
+    ],
+)
+def test_of_several_engines_and_replicas_each_has_an_equal_share_of_the_prompts(
+    make: Make, parallel: dict[str, Any], decode: int, prefix: int
+) -> None:
+    config = make(parallel=parallel)
+    assert (config.decode_prompts, config.prefix_prompts, config.suffix_prompts) == (decode, prefix, prefix)
+
+
 def test_the_suffix_batch_follows_the_prefix_batch(make: Make) -> None:
     config = make(batching={"prefix_prompts": 4})
     assert (config.decode_prompts, config.prefix_prompts, config.suffix_prompts) == (8, 4, 4)

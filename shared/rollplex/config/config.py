@@ -97,13 +97,13 @@ class Config(Section):
 
     @property
     def decode_prompts(self) -> int:
-        """Prompts of one decode batch, resolved: between 1 and the prompts of an iteration."""
-        return self.batching.decode_prompts or self.data.prompts_per_iteration
+        """Prompts of one decode batch, resolved: between 1 and an engine's share of the prompts of an iteration."""
+        return self.batching.decode_prompts or -(-self.data.prompts_per_iteration // self.parallel.engines)
 
     @property
     def prefix_prompts(self) -> int:
-        """Prompts of one prefix batch, resolved: between 1 and the prompts of an iteration."""
-        return self.batching.prefix_prompts or self.data.prompts_per_iteration
+        """Prompts of one prefix batch, resolved: between 1 and a replica's share of the prompts of an iteration."""
+        return self.batching.prefix_prompts or -(-self.data.prompts_per_iteration // self.parallel.replicas)
 
     @property
     def suffix_prompts(self) -> int:

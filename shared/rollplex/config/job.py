@@ -102,6 +102,16 @@ class ParallelSection(Section):
     rollout_devices: Annotated[int, Field(ge=0, le=1023)] = 0
     """Devices that only sample, if the placement is disaggregated."""
 
+    @property
+    def replicas(self) -> int:
+        """Teams of trainer and prefix; at least 1, also before the degrees are checked."""
+        return max(1, (self.devices - self.rollout_devices) // self.training)
+
+    @property
+    def engines(self) -> int:
+        """Teams of the rollout, likewise."""
+        return max(1, (self.rollout_devices or self.devices) // self.rollout)
+
 
 class MemorySection(Section):
     """What the ledger may grant."""

@@ -258,8 +258,8 @@ class BatchingSection(Section):
     """How many prompts are computed together. Part of the result's bits, so never derived from free memory."""
 
     decode_prompts: Annotated[int, Field(ge=0, le=65_536)] = 0
-    """Prompts of one decode batch. 0: all of the iteration."""
+    """Prompts of one decode batch. 0: all of the iteration; of several engines, an equal share for each."""
     prefix_prompts: Annotated[int, Field(ge=0, le=65_536)] = 0
-    """Prompts of one prefix batch. 0: all of the iteration."""
+    """Prompts of one prefix batch. 0: all of the iteration; of several replicas, an equal share for each."""
     suffix_prompts: Annotated[int, Field(ge=0, le=65_536)] = 0
     """Groups of one suffix batch; divides the prefix batch. 0: the whole prefix batch."""
