@@ -27,11 +27,12 @@ from rollplex.errors import RollplexError
 from rollplex.layout.parallel.degrees import RolloutLayout, TrainingLayout
 from rollplex.layout.parallel.plan import DevicePlan, Parameter, plan
 from rollplex.layout.parallel.split import Split
+from rollplex.layout.parallel.training import gradient_plan
 from rollplex.memory.tensors import DTYPES
 from rollplex.model.decode import Decoder
 from rollplex.model.parallel.build import build_parallel
 from rollplex.model.parallel.group import Groups, TensorGroup, meet
-from rollplex.model.parallel.views import gradient_plan, shard_views
+from rollplex.model.parallel.views import shard_views
 from rollplex.model.prefix import prefix_backward, prefix_forward
 from rollplex.model.suffix import suffix_forward
 from rollplex.protocol.common import Parallel

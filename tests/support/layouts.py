@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from rollplex.layout.parallel.degrees import RolloutLayout, TrainingLayout
 from rollplex.layout.parallel.places import Place
 from rollplex.layout.parallel.plan import Alias, DevicePlan, LayoutPlan, Parameter
+from rollplex.layout.parallel.transfers import target_transfers, transfers
 from rollplex.layout.shape import ModelShape
 from support.slices import DEGREES, Model, full_model, sampled, small_shape, trained
 
@@ -95,6 +96,20 @@ def carried_out(plan: LayoutPlan, shape: ModelShape, dtype: str) -> Segments:
     return segments
 
 
+def verify_target(training: LayoutPlan, target: LayoutPlan, shape: ModelShape, dtype: str) -> None:
+    """Fill devices that only sample from those that train, and compare as `verify`. Raises AssertionError."""
+    model, sources, segments = full_model(shape, dtype), Segments(training), Segments(target)
+    for device in training.devices:
+        _train(device, sources, trained(model, shape, training.training, device.ranks.training))
+    for device in target.devices:
+        for transfer in target_transfers(training, device, trained_only=False):
+            assert transfer.source.shape == transfer.target.shape
+            assert transfer.kind == "rebuild"
+            assert not segments.at(transfer.target).any(), f"{transfer.parameter}: copied twice"
+            segments.at(transfer.target)[...] = sources.at(transfer.source)
+        _check_sampled(device, segments, sampled(model, shape, target.rollout, device.ranks.rollout))
+
+
 def _train(device: DevicePlan, segments: Segments, expected: Model) -> None:
     assert {p.name for p in device.training} == set(expected)
     for parameter in device.training:
@@ -111,11 +126,9 @@ def _check_trained(device: DevicePlan, segments: Segments, expected: Model) -> N
 
 
 def _copy(device: DevicePlan, segments: Segments) -> None:
-    for parameter in device.rollout:
-        for piece in parameter.pieces:
-            if not isinstance(piece.holding, Alias):
-                assert piece.holding.source.shape == piece.at.shape
-                segments.at(piece.at)[...] = segments.at(piece.holding.source)
+    for transfer in transfers(device, trained_only=False):
+        assert transfer.source.shape == transfer.target.shape
+        segments.at(transfer.target)[...] = segments.at(transfer.source)
 
 
 def _check_aliases(device: DevicePlan, segments: Segments, expected: Model) -> None:

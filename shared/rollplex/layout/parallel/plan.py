@@ -157,6 +157,23 @@ def plan(
     return LayoutPlan(training=training, rollout=rollout, item_bytes=table.item_bytes, devices=tuple(plans))
 
 
+def owners(
+    training: TrainingLayout, split: Split, part: Part, wanted: Range, *, own: int
+) -> Iterator[tuple[Range, int | None]]:
+    """Cut `wanted` where its owner in training changes: (range, training rank or None for padding).
+
+    Rank `own` comes first: where every rank has all of a part, nothing is to be copied from another.
+    """
+    ranks = [own, *(rank for rank in range(training.degree) if rank != own)]
+    held = [(training.shard(split, part, rank), rank) for rank in ranks]
+    position, end = wanted
+    while position < end:
+        owner = next(((stop, rank) for (start, stop), rank in held if start <= position < stop), None)
+        stop, rank = owner or (end, None)
+        yield (position, min(stop, end)), rank
+        position = stop
+
+
 class _Planner:
     """Makes the parameters of each device, knowing the storage of all."""
 
@@ -180,25 +197,11 @@ class _Planner:
         pieces = list[Piece]()
         for number, part in enumerate(split.parts):
             wanted = self._rollout.shard(split, part, store.ranks.rollout)
-            for taken, owner in self._owners(split, part, wanted, store.ranks.training):
+            for taken, owner in owners(self._training, split, part, wanted, own=store.ranks.training):
                 to = pieces[-1].to[1] if pieces else 0
                 source = self._source(store.ranks, owner, entry, number, taken)
                 pieces.append(_piece(stored, number, taken, to, _holding(source, store.ranks.device, why)))
         return _parameter(split.entry.name, stored, pieces)
-
-    def _owners(self, split: Split, part: Part, wanted: Range, own: int) -> Iterator[tuple[Range, int | None]]:
-        """Cut `wanted` where its owner in training changes: (range, training rank or None for padding).
-
-        This device's own training rank comes first: where every rank has all of a part, nothing is to be copied.
-        """
-        ranks = [own, *(rank for rank in range(self._training.degree) if rank != own)]
-        held = [(self._training.shard(split, part, rank), rank) for rank in ranks]
-        position, end = wanted
-        while position < end:
-            owner = next(((stop, rank) for (start, stop), rank in held if start <= position < stop), None)
-            stop, rank = owner or (end, None)
-            yield (position, min(stop, end)), rank
-            position = stop
 
     def _source(self, ranks: Ranks, owner: int | None, entry: int, part: int, taken: Range) -> Place | None:
         """Where training rank `owner` has the range: on this device, or in the replica of the same number."""

@@ -1,6 +1,6 @@
 """A rank's parameters as tensors over its device's segment, where a layout plan says that they lie.
 
-Owns: from places of a plan to tensors, and the plan of a rank's gradients. Does not know: segments, modules.
+Owns: from places of a plan to tensors. Does not know: segments, modules, why something lies where.
 """
 
 from __future__ import annotations
@@ -10,42 +10,33 @@ from math import prod
 
 from torch import Tensor
 
-from rollplex.layout.parallel.degrees import RolloutLayout, TrainingLayout
-from rollplex.layout.parallel.plan import LayoutPlan, Parameter, plan
-from rollplex.layout.parameters import ParameterTable, gradient_table
-from rollplex.layout.shape import ModelShape
+from rollplex.layout.parallel.places import Place
+from rollplex.layout.parallel.plan import Parameter
+from rollplex.layout.parallel.training import gradient_plan
+
+__all__ = ("gradient_plan", "place_view", "shard_views")
 
 
 def shard_views(segment: Tensor, parameters: Iterable[Parameter]) -> dict[str, Tensor]:
-    """The training layout's parameters of one device (`DevicePlan.training`) by their parts' names; nothing is copied.
+    """Parameters of one device by their parts' names; nothing is copied.
 
     Args:
         segment: all of the device's segment as one row of numbers of the weights' dtype. Rows of what is split by
             columns may lie further apart than they are long.
+        parameters: of the training layout (`DevicePlan.training`), or `rollplex.layout.parallel.parts.rollout_parts`.
     """
     views = dict[str, Tensor]()
     for parameter in parameters:
         place = parameter.view
         if place is None:
-            raise AssertionError(f"{parameter.name}: a part of a training shard lies in one piece")
-        offset, rest = divmod(place.offset, segment.itemsize)
-        if rest or offset + prod(place.shape) > segment.numel():
-            raise AssertionError(f"{parameter.name} at byte {place.offset} is not in a segment of {segment.nbytes}")
-        views[parameter.name] = segment.as_strided(place.shape, place.strides, segment.storage_offset() + offset)
+            raise AssertionError(f"{parameter.name}: a part of a rank's shard lies in one piece")
+        views[parameter.name] = place_view(segment, place, parameter.name)
     return views
 
 
-def gradient_plan(table: ParameterTable, shape: ModelShape, layout: TrainingLayout, *, dtype: str) -> LayoutPlan:
-    """Where gradients lie in each rank's arena: trainable parts alone, shards and nothing else, no header.
-
-    Of two equal layouts no storage is wider than a training shard, so this is the plan in which they are equal.
-
-    Args:
-        table: of the weights.
-        dtype: of the gradients.
-
-    Raises:
-        ConfigError: as `rollplex.layout.parallel.plan.plan`.
-    """
-    same = RolloutLayout(degree=layout.degree, vision_sharded=layout.vision_sharded)
-    return plan(gradient_table(table, dtype=dtype), shape, layout, same)
+def place_view(segment: Tensor, place: Place, name: str) -> Tensor:
+    """The array at a place of a device's segment, given as `shard_views` takes it. name: for the error."""
+    offset, rest = divmod(place.offset, segment.itemsize)
+    if rest or offset + prod(place.shape) > segment.numel():
+        raise AssertionError(f"{name} at byte {place.offset} is not in a segment of {segment.nbytes}")
+    return segment.as_strided(place.shape, place.strides, segment.storage_offset() + offset)
