@@ -21,13 +21,14 @@ from rollplex.nvml import Gpu
 from rollplex.protocol.claim import claim
 from rollplex.protocol.common import DigestReply, DigestRequest, Drain, Drained, Held, Kind, Role
 from rollplex_coordinator.control import CoreControl
+from rollplex_coordinator.decisions.fleet import DEVICE, WORKERS
 from rollplex_coordinator.decisions.gate import Gate
 from rollplex_coordinator.decisions.ledger import Ledger
 from rollplex_coordinator.decisions.work import Work
 from rollplex_coordinator.memory.leasing import Memory, Want
 from rollplex_coordinator.options import Options
 from rollplex_coordinator.processes.device import open_device
-from rollplex_coordinator.processes.node import DEVICE, WORKERS, Node
+from rollplex_coordinator.processes.node import Node
 from rollplex_coordinator.processes.stop import Signals, StopRun
 from support.core import make_config
 from support.fake_nvml import FakeNvml
@@ -198,7 +199,7 @@ def test_services_are_starting_ready_busy_or_dead(desk: Desk) -> None:
 
 
 def test_a_dead_child_is_told_apart(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desk.node.supervisor, "exit_text", lambda role: "exit code 1" if role is Role.INPUT else "")
+    monkeypatch.setattr(desk.node.supervisor, "exit_text", lambda role, _: "exit code 1" if role is Role.INPUT else "")
     states = {view.role: view.state for view in desk.ask(desk.control.services)}
     assert (states[Role.INPUT], states[Role.REWARD]) == ("dead", "starting")
 

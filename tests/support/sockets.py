@@ -21,6 +21,7 @@ from rollplex.protocol.handshake import Welcome, encode_handshake, identity
 from rollplex.worker.connection import connect_stream
 from rollplex.worker.messages import MessageThread
 from rollplex.worker.options import WorkerOptions
+from rollplex_coordinator.decisions.fleet import SINGLE, Fleet
 from rollplex_coordinator.memory.holder import Holder
 from rollplex_coordinator.processes.hub import Hub
 from rollplex_coordinator.processes.link import Link
@@ -48,26 +49,27 @@ class Clock:
 
 
 class FakeSupervisor:
-    """Says how children ended: `ends[role]`."""
+    """Says how children ended: `ends[role]` of the first device, `ends[role, device]` of others."""
 
     def __init__(self) -> None:
-        self.ends: dict[Role, str] = {}
+        self.ends: dict[Role | tuple[Role, Device], str] = {}
 
-    def exit_text(self, role: Role) -> str:
-        return self.ends.get(role, "")
+    def exit_text(self, role: Role, device: Device = Device()) -> str:  # noqa: B008 - immutable
+        return self.ends.get(role if device == Device() else (role, device), "")
 
-    def log_text(self, role: Role) -> str:
-        return f"/run/logs/{role}.log"
+    def log_text(self, role: Role, device: Device = Device()) -> str:  # noqa: B008 - immutable
+        return f"/run/logs/{role}.log" if device == Device() else f"/run/logs/{role}-{device.index}.log"
 
 
 @contextmanager
-def open_hub(run_dir: Path, roles: Iterable[Role], welcome: Welcome = WELCOME) -> Iterator[Hub]:
-    """The sockets of a run directory, where one worker of each role is expected as incarnation 1."""
+def open_hub(run_dir: Path, roles: Iterable[Role], welcome: Welcome = WELCOME, fleet: Fleet = SINGLE) -> Iterator[Hub]:
+    """The sockets of a run directory, where the workers of each role are expected as incarnation 1."""
     with claim(run_dir, welcome.run_id) as held:
         holder = Holder(backend("host"))
         hub = Hub(held.run_dir, held.secret, welcome, holder)
         for role in roles:
-            hub.expect(role, Device(), 1, exact=True)
+            for device in fleet.devices_of(role):
+                hub.expect(role, device, 1, exact=True)
         try:
             yield hub
         finally:
@@ -78,9 +80,15 @@ def open_hub(run_dir: Path, roles: Iterable[Role], welcome: Welcome = WELCOME) -
 class Worker:
     """One worker: its stream and its message thread. The test is its main thread."""
 
-    def __init__(self, run_dir: Path, role: Role, incarnation: int = 1) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        role: Role,
+        incarnation: int = 1,
+        device: Device = Device(),  # noqa: B008 - immutable
+    ) -> None:
         options = WorkerOptions(
-            role=role, run_dir=run_dir, device=Device(), incarnation=incarnation, connect_deadline_s=DEADLINE_S
+            role=role, run_dir=run_dir, device=device, incarnation=incarnation, connect_deadline_s=DEADLINE_S
         )
         found, self.stream, hello, welcome = connect_stream(options)
         self.messages = MessageThread(found.control_endpoint, hello, welcome.alive_every_s)
@@ -132,18 +140,29 @@ class Site:
 
     Args:
         clock: of the link.
+        fleet: who can join.
     """
 
-    def __init__(self, run_dir: Path, hub: Hub, clock: Clock) -> None:
+    def __init__(self, run_dir: Path, hub: Hub, clock: Clock, fleet: Fleet = SINGLE) -> None:
         self.run_dir, self.hub, self.clock = run_dir, hub, clock
         self.supervisor = FakeSupervisor()
-        self.link = Link(hub, self.supervisor, ACK_S, clock=clock)  # type: ignore[arg-type] # has what Link asks it
+        self.link = Link(hub, self.supervisor, ACK_S, clock=clock, fleet=fleet)  # type: ignore[arg-type] # has what Link asks it
         self._workers: list[Worker | DeafWorker] = []
         self._pool = ThreadPoolExecutor()
 
     def join(self, role: Role, incarnation: int = 1) -> Worker:
         """A worker connects while the link turns."""
         return self._join(role, lambda: Worker(self.run_dir, role, incarnation))
+
+    def join_all(self, role: Role) -> list[Worker]:
+        """All workers of a role connect while the link turns; by device."""
+        coming = [
+            self._pool.submit(Worker, self.run_dir, role, 1, device) for device in self.link.fleet.devices_of(role)
+        ]
+        self.link.await_peers([role], DEADLINE_S)
+        workers = [one.result(DEADLINE_S) for one in coming]
+        self._workers += workers
+        return workers
 
     def join_deaf(self, role: Role) -> DeafWorker:
         """The same, of the deaf kind."""

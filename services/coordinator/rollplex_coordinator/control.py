@@ -12,7 +12,8 @@ from pathlib import Path
 from rollplex.errors import StateError
 from rollplex.journal.events import CheckpointSaved, StopRequested, StopWhen
 from rollplex.journal.reader import Reader
-from rollplex.protocol.common import DigestReply, DigestRequest, Role
+from rollplex.protocol.common import Device, DigestReply, DigestRequest, Role
+from rollplex_coordinator.decisions.fleet import WORKERS
 from rollplex_coordinator.decisions.gate import Gate
 from rollplex_coordinator.decisions.leases import LedgerView as Books
 from rollplex_coordinator.decisions.work import Work
@@ -35,13 +36,12 @@ from rollplex_coordinator.http.views import (
 )
 from rollplex_coordinator.memory.leasing import Memory
 from rollplex_coordinator.processes.hub import Peer
-from rollplex_coordinator.processes.node import CHILDREN, DEVICE, WORKERS, Node
+from rollplex_coordinator.processes.node import CHILDREN, Node
 from rollplex_coordinator.processes.stop import StopRun
 
 HTTP = "http"
 CALL_S = 10.0
 HEALTH_S = 2.0
-READERS = (Role.TRAINER, Role.PREFIX, Role.ROLLOUT)
 
 
 class CoreControl:
@@ -194,30 +194,30 @@ class CoreControl:
         )
 
     def _services(self) -> tuple[ServiceView, ...]:
+        fleet = self._node.fleet
+        places = [(role, device) for role in (*WORKERS, *CHILDREN) for device in fleet.devices_of(role)]
+        return tuple(self._service(role, device) for role, device in places)
+
+    def _service(self, role: Role, device: Device) -> ServiceView:
         link = self._node.link
-        views = []
-        for role in (*WORKERS, *CHILDREN):
-            peer = link.peers.get(role)
-            child = self._node.supervisor.child(role)
-            busy = [wait.what for wait in link.waits.open if peer is not None and wait.peer == str(peer)]
-            state = "starting" if peer is None else "busy" if busy else "ready"
-            if self._node.supervisor.exit_text(role):
-                state = "dead"
-            heard = link.heard_s(role)
-            views.append(
-                ServiceView(
-                    service=f"{role}[{DEVICE}]",
-                    role=role,
-                    device=str(DEVICE),
-                    incarnation=peer.incarnation if peer else child.incarnation if child else 0,
-                    pid=child.pid if child else peer.pid if peer else 0,
-                    state=state,  # type: ignore[arg-type] # one of the literals above
-                    busy_with=busy[0] if busy else "",
-                    heard_age_s=None if heard is None else max(0.0, time.monotonic() - heard),
-                    log_path=str(child.log_path) if child else "",
-                )
-            )
-        return tuple(views)
+        peer = link.peer(role, device)
+        child = self._node.supervisor.child(role, device)
+        busy = [wait.what for wait in link.waits.open if peer is not None and wait.peer == str(peer)]
+        state = "starting" if peer is None else "busy" if busy else "ready"
+        if self._node.supervisor.exit_text(role, device):
+            state = "dead"
+        heard = link.heard_s(role, device)
+        return ServiceView(
+            service=f"{role}[{device}]",
+            role=role,
+            device=str(device),
+            incarnation=peer.incarnation if peer else child.incarnation if child else 0,
+            pid=child.pid if child else peer.pid if peer else 0,
+            state=state,  # type: ignore[arg-type] # one of the literals above
+            busy_with=busy[0] if busy else "",
+            heard_age_s=None if heard is None else max(0.0, time.monotonic() - heard),
+            log_path=str(child.log_path) if child else "",
+        )
 
     def _ledger(self) -> LedgerView:
         if self.memory is None:
@@ -289,11 +289,13 @@ class CoreControl:
     def _send_digests(self, future: Future[DigestsView]) -> None:
         """The gate is open: requests reach every process before its next Drain, so nobody digests a changing weight."""
         answers: dict[int, DigestView | None] = {}
-        for role in READERS:
-            cause = self._node.link.ask(
-                role, lambda cause: DigestRequest(cause=cause), "digest the weights", self._node.config.deadlines.unit_s
-            )
+
+        def make(cause: int, _rank: int) -> DigestRequest:
             answers[cause] = None
+            return DigestRequest(cause=cause)
+
+        for team in self._node.fleet.workers:
+            self._node.link.ask_team(team, make, "digest the weights", self._node.config.deadlines.unit_s)
         self._digests[future] = answers
 
     def _on_digest(self, peer: Peer, message: DigestReply) -> None:

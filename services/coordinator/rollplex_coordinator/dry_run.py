@@ -14,10 +14,11 @@ from rollplex.config.config import Config
 from rollplex.config.host import budget_bytes, host_budget_bytes, less_overhead
 from rollplex.journal.phases import Phase
 from rollplex.protocol.inputs import DataChecked
+from rollplex_coordinator.decisions.fleet import DEVICE
 from rollplex_coordinator.decisions.peaks import peaks_table, plan_peak
 from rollplex_coordinator.memory.budget import budgets_by_place, plan_memory, planned_blocks
 from rollplex_coordinator.memory.sizes import Sizes
-from rollplex_coordinator.processes.node import CHILDREN, DEVICE, Node
+from rollplex_coordinator.processes.node import CHILDREN, Node
 from rollplex_coordinator.steps.loading import check_data, open_rewards
 
 

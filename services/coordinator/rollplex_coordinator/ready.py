@@ -16,6 +16,7 @@ from rollplex.journal.phases import Phase
 from rollplex.multiprocessors.beside import Beside, Silent
 from rollplex.protocol.common import Role
 from rollplex_coordinator.control import CoreControl
+from rollplex_coordinator.decisions.fleet import DEVICE
 from rollplex_coordinator.decisions.gate import Gate
 from rollplex_coordinator.decisions.ledger import Ledger
 from rollplex_coordinator.decisions.window import window_of
@@ -25,7 +26,7 @@ from rollplex_coordinator.memory.caps import private_caps
 from rollplex_coordinator.memory.leasing import Memory
 from rollplex_coordinator.memory.sizes import Sizes
 from rollplex_coordinator.options import Options
-from rollplex_coordinator.processes.node import DEVICE, Node
+from rollplex_coordinator.processes.node import Node
 from rollplex_coordinator.records.record import Record
 from rollplex_coordinator.resuming import Resumption, judge_fingerprints, judge_libraries
 from rollplex_coordinator.steps.context import Context
@@ -109,6 +110,7 @@ def get_ready(
             prefix_share=config.device.prefix_share,
             decode_share=config.device.decode_share,
         ),
+        fleet=node.fleet,
         notice=notice,
         fingerprints=found,
     )

@@ -13,6 +13,7 @@ from rollplex.errors import BudgetError, ConfigError, RollplexError
 from rollplex.journal.events import ErrorRaised
 from rollplex.protocol.common import Role
 from rollplex.worker.runtime import report
+from rollplex_coordinator.decisions.fleet import DEVICE
 from rollplex_coordinator.decisions.gpu_fault import group_note, is_gpu_fault
 from rollplex_coordinator.processes.environment import WORKERS
 from rollplex_coordinator.processes.link import WorkerDied, WorkerFailed
@@ -59,12 +60,12 @@ def told(
     Args:
         mps: the daemon through which the workers share a GPU.
     """
-    service, role = error.where, None
+    service, role, device = error.where, None, DEVICE
     if isinstance(error, WorkerFailed):
-        service, role = str(error.peer), error.peer.role
+        service, role, device = str(error.peer), error.peer.role, error.peer.device
     elif isinstance(error, WorkerDied):
-        role = error.role
-    log_path = supervisor.log_text(role) if role is not None and logs_stay else ""
+        role, device = error.role, error.device
+    log_path = supervisor.log_text(role, device) if role is not None and logs_stay else ""
     details = error.report if isinstance(error, WorkerFailed) else report(error)
     note = "" if mps is None or role is None or role not in WORKERS else _gpu_note(role, str(error), supervisor, mps)
     details = replace(details, do=f"{details.do} {note}".strip()) if note else details

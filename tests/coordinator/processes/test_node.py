@@ -24,11 +24,12 @@ from rollplex.memory.segment import Backend, backend
 from rollplex.nvml import Gpu
 from rollplex.protocol.claim import claim
 from rollplex.protocol.common import Kind, Memory, Role
+from rollplex_coordinator.decisions.fleet import DEVICE
 from rollplex_coordinator.options import Options
 from rollplex_coordinator.processes import node as node_module
 from rollplex_coordinator.processes.device import open_device
 from rollplex_coordinator.processes.mps import MpsError
-from rollplex_coordinator.processes.node import DEVICE, Node, commands
+from rollplex_coordinator.processes.node import Node, commands
 from rollplex_coordinator.processes.stop import Signals, StopRun
 from support import fake_mps
 from support.core import make_config

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from dataclasses import replace as replace_team
 
 from msgspec.structs import replace
 
@@ -23,6 +24,8 @@ from rollplex.protocol.common import Device, Parallel, Role
 
 DEVICE = Device(node=0, index=0)
 """The first device; input and reward child count as being there."""
+WORKERS = (Role.TRAINER, Role.PREFIX, Role.ROLLOUT)
+"""The roles of which each device can have a process."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +44,10 @@ class Team:
     def leader(self) -> Device:
         """Of rank 0, whose answers count where all ranks have the same."""
         return self.devices[0]
+
+    def only(self, rank: int) -> Team:
+        """One of its processes, for what the others have no part in."""
+        return replace_team(self, devices=(self.devices[rank],), parallels=(self.parallels[rank],))
 
     def met(self, rank: int, meet: str, collective_s: float) -> Parallel:
         """What rank `rank` is told; of a process that is alone nothing to meet by."""
@@ -70,6 +77,33 @@ class Fleet:
         """One process of each role."""
         return len(self.devices) == 1
 
+    def devices_of(self, role: Role) -> tuple[Device, ...]:
+        """Where there is a process of this role."""
+        if role not in WORKERS:
+            return (DEVICE,)
+        return tuple(sorted(device for team in self.workers if team.role is role for device in team.devices))
+
+    def several(self, role: Role) -> bool:
+        """Whether a process of this role is told from others by its device."""
+        return role in WORKERS and not self.single
+
+    def name(self, role: Role, device: Device) -> str:
+        """Of a process: its role, and its device where it is not the only one that there can be."""
+        return f"{role}[{device}]" if self.several(role) else str(role)
+
+    def team_of(self, role: Role, device: Device) -> Team:
+        """The team that has this process; one that is in none is a team by itself."""
+        for team in self.workers:
+            if team.role is role and device in team.devices:
+                return team
+        return _alone(role, device)
+
+    def teams_of(self, role: Role) -> tuple[Team, ...]:
+        """All teams of a role."""
+        if role not in WORKERS:
+            return (_alone(role, DEVICE),)
+        return tuple(team for team in self.workers if team.role is role)
+
     @property
     def training_devices(self) -> tuple[Device, ...]:
         return tuple(device for team in self.trainers for device in team.devices)
@@ -85,6 +119,19 @@ class Fleet:
         size = max(mine.training, mine.rollout)
         at = self.devices.index(device) - mine.device
         return self.devices[at : at + size]
+
+
+def _alone(role: Role, device: Device) -> Team:
+    return Team(role=role, index=0, devices=(device,), parallels=(Parallel(),))
+
+
+SINGLE = Fleet(
+    devices=(DEVICE,),
+    trainers=(_alone(Role.TRAINER, DEVICE),),
+    prefixes=(_alone(Role.PREFIX, DEVICE),),
+    engines=(_alone(Role.ROLLOUT, DEVICE),),
+)
+"""One device."""
 
 
 def fleet_of(config: Config) -> Fleet:

@@ -1,7 +1,8 @@
 """The coordinator's line to its workers: instructions with cause ids out, typed answers in, every wait with a deadline.
 
 Owns who has joined, what is awaited, and the one place where the event loop turns (`pump`). What an answer means is
-the business of whoever registered for its type with `on`.
+the business of whoever registered for its type with `on`. Processes that work together (`decisions.fleet`) are told
+together, and their answer is one (`merging`).
 
     pump(until) waits for: messages, deaths, signals, control requests.   unblocked by: `until()`, or an error.
 """
@@ -11,16 +12,17 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from rollplex.errors import ProtocolError, RollplexError, ServiceDied, StateError
 from rollplex.protocol.common import Alive, Device, ErrorReport, Failed, Leave, Leaving, Received, Role
-from rollplex.protocol.rollout import GroupFinished, Prefilled
+from rollplex_coordinator.decisions.fleet import DEVICE, SINGLE, Fleet, Team
 from rollplex_coordinator.decisions.waits import Wait, Waits
 from rollplex_coordinator.processes.hub import Arrived, Event, Gone, Hub, Joined, Peer, Ready, Unreachable
+from rollplex_coordinator.processes.merging import OF_A_DEVICE, STREAMED, Instruction
 from rollplex_coordinator.processes.stop import StopRun
-from rollplex_coordinator.processes.supervisor import Supervisor
+from rollplex_coordinator.processes.supervisor import KILLED, Supervisor
 
 IDLE_TICK_S = 0.5
 LAST_WORDS_S = 0.3
@@ -44,9 +46,12 @@ class WorkerFailed(RollplexError):  # noqa: N818 - it names what happened
 class WorkerDied(ServiceDied):
     """A worker's process ended while it was needed."""
 
-    def __init__(self, what: str, *, role: Role, got: str, needed: str, do: str, where: str) -> None:
+    def __init__(
+        self, what: str, *, role: Role, got: str, needed: str, do: str, where: str, device: Device = DEVICE
+    ) -> None:
         super().__init__(what, got=got, needed=needed, do=do, where=where)
         self.role = role
+        self.device = device
 
 
 class Link:
@@ -57,19 +62,27 @@ class Link:
         supervisor: for how a dead child ended and where its log is.
         ack_s: deadline for a worker's message thread to acknowledge an instruction.
         clock: CLOCK_MONOTONIC, seconds.
+        fleet: which processes there are, and which of them work together.
     """
 
     def __init__(
-        self, hub: Hub, supervisor: Supervisor, ack_s: float, clock: Callable[[], float] = time.monotonic
+        self,
+        hub: Hub,
+        supervisor: Supervisor,
+        ack_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        fleet: Fleet = SINGLE,
     ) -> None:
         self.hub = hub
+        self.fleet = fleet
         self.waits = Waits()
         self._supervisor = supervisor
         self._ack_s = ack_s
         self._clock = clock
-        self._peers: dict[Role, Peer] = {}
-        self._heard: dict[Role, float] = {}
+        self._peers: dict[tuple[Role, Device], Peer] = {}
+        self._heard: dict[tuple[Role, Device], float] = {}
         self._next_cause = 1
+        self._told: dict[int, tuple[Instruction, int]] = {}
         self._handlers: dict[type, Callable[[Peer, Any], None]] = {}
         self._ready: dict[str, Callable[[], None]] = {}
         self._events: deque[Event] = deque()
@@ -84,8 +97,16 @@ class Link:
 
     @property
     def peers(self) -> dict[Role, Peer]:
-        """Workers that can be instructed."""
-        return dict(self._peers)
+        """Workers that can be instructed, of each role that on its first device."""
+        return {role: self._peers[role, device] for role, device in sorted(self._peers, reverse=True)}
+
+    def peer(self, role: Role, device: Device = DEVICE) -> Peer | None:
+        """The worker of a role on a device; None if it cannot be instructed."""
+        return self._peers.get((role, device))
+
+    def team_of(self, peer: Peer) -> Team:
+        """The processes that a worker is always told together with, itself included."""
+        return self.fleet.team_of(peer.role, peer.device)
 
     def watch(self, fd: int, tag: str, handler: Callable[[], None]) -> None:
         """Call `handler` whenever `fd` is readable."""
@@ -97,33 +118,33 @@ class Link:
         self._ready.pop(tag, None)
         self.hub.unwatch(fd)
 
-    def heard_s(self, role: Role) -> float | None:
-        """When the role's last message arrived, by this link's clock; None before the first."""
-        return self._heard.get(role)
+    def heard_s(self, role: Role, device: Device = DEVICE) -> float | None:
+        """When a worker's last message arrived, by this link's clock; None before the first."""
+        return self._heard.get((role, device))
 
     def await_peers(self, roles: Iterable[Role], deadline_s: float) -> None:
-        """Pump until every role has joined.
+        """Pump until every process of every role has joined.
 
         Raises:
             WaitError: names the first that has not come in time.
         """
         now = self._clock()
-        waits: dict[Role, int] = {}
-        for role in roles:
-            if role not in self._peers:
-                waits[role] = self._new_cause()
+        waits: dict[tuple[Role, Device], int] = {}
+        for place in [(role, device) for role in roles for device in self.fleet.devices_of(role)]:
+            if place not in self._peers:
+                waits[place] = self._new_cause()
                 self.waits.add(
-                    cause=waits[role],
+                    cause=waits[place],
                     what="join the run",
-                    peer=f"{role}[{Device()}]",
+                    peer=_text(*place),
                     now_s=now,
                     ack_s=None,
                     section_s=deadline_s,
                 )
 
         def all_there() -> bool:
-            for role in [role for role in waits if role in self._peers]:
-                self.waits.answered(waits.pop(role), f"{role}[{Device()}]")
+            for place in [place for place in waits if place in self._peers]:
+                self.waits.answered(waits.pop(place), _text(*place))
             return not waits
 
         self.pump(all_there)
@@ -148,7 +169,7 @@ class Link:
         while (self._peers or children_run()) and (left := end - self._clock()) > 0:
             for event in self.hub.poll(min(left, ENDING_TICK_S)):
                 if isinstance(event, Gone):
-                    self._peers.pop(event.peer.role, None)
+                    self._peers.pop((event.peer.role, event.peer.device), None)
         return list(self._peers.values())
 
     # --- stops ----------------------------------------------------------------------------------------------------
@@ -178,27 +199,37 @@ class Link:
         self._handlers[kind] = handler
 
     def ask(self, role: Role, make: Callable[[int], Any], what: str, section_s: float) -> int:
-        """Send the instruction that `make(cause)` builds; its answer goes to the handler of its type.
+        """Tell the one process of a role what `make(cause)` builds; its answer goes to the handler of its type.
 
         Raises:
-            ProtocolError: the worker has not joined, or does not read.
+            ProtocolError: the worker has not joined, or does not read; or the role has several processes.
             WorkerFailed, ServiceDied: it has ended, which the end of its stream will say only later.
         """
-        peer = self._peers.get(role)
-        if peer is None:
-            raise ProtocolError("cannot instruct a worker that has not joined", got=what, where=str(role))
-        cause = self._new_cause()
-        try:
-            self.hub.send(peer, make(cause))
-            reached = True
-        except Unreachable:
-            reached = False
-        self.waits.add(
-            cause=cause, what=what, peer=str(peer), now_s=self._clock(), ack_s=self._ack_s, section_s=section_s
-        )
-        if not reached:
-            self._gone(peer)
-        return cause
+        return self.ask_team(self._one(role, what), lambda cause, _: make(cause), what, section_s)
+
+    def ask_team(
+        self,
+        team: Team,
+        make: Callable[[int, int], Any],
+        what: str,
+        section_s: float,
+        heard: Callable[[Peer], None] = lambda _: None,
+    ) -> int:
+        """Tell each rank of a team what `make(cause, rank)` builds. Their answer goes to the handler of its type, once:
+        when all have answered, with the leader as its sender and under the leader's cause, which is returned. Answers
+        about a device (`merging.OF_A_DEVICE`) go there one by one.
+
+        Args:
+            heard: told of each process's answer when it comes.
+
+        Raises:
+            ProtocolError: a worker has not joined, or does not read.
+            WorkerFailed, ServiceDied: one has ended, which the end of its stream will say only later.
+        """
+        peers = [self._joined_peer(team.role, device, what) for device in team.devices]
+        told = Instruction(team, lambda rank: heard(peers[rank]))
+        causes = [self._tell(peer, make, rank, (what, section_s), told) for rank, peer in enumerate(peers)]
+        return causes[0]
 
     def call(
         self, role: Role, make: Callable[[int], Any], what: str, section_s: float, answer: type[AnswerT]
@@ -215,20 +246,86 @@ class Link:
         heard: Callable[[Peer], None] = lambda _: None,
     ) -> dict[Role, AnswerT]:
         """`call` to several workers at once; `heard` is told of each answer when it comes."""
-        answers: dict[Role, AnswerT] = {}
+        told = [(self._one(role, what), lambda cause, _, make=make: make(cause)) for role, make in instructions.items()]
+        return dict(zip(instructions, self.call_teams(told, what, section_s, answer, heard), strict=True))
+
+    def call_team(
+        self, team: Team, make: Callable[[int, int], Any], what: str, section_s: float, answer: type[AnswerT]
+    ) -> AnswerT:
+        """`ask_team`, and pump until its answer is there."""
+        (found,) = self.call_teams([(team, make)], what, section_s, answer)
+        return found
+
+    def call_teams(
+        self,
+        instructions: Sequence[tuple[Team, Callable[[int, int], Any]]],
+        what: str,
+        section_s: float,
+        answer: type[AnswerT],
+        heard: Callable[[Peer], None] = lambda _: None,
+    ) -> list[AnswerT]:
+        """`call_team` to several teams at once: their answers in order. Of answers about a device there is one for each
+        rank of each team. `heard` is told of each process's answer when it comes."""
+        answers: dict[tuple[Role, Device], AnswerT] = {}
+        before = self._handlers.get(answer)
 
         def keep(peer: Peer, message: AnswerT) -> None:
-            answers[peer.role] = message
-            heard(peer)
+            answers[peer.role, peer.device] = message
 
-        before = self._handlers.get(answer)
         self.on(answer, keep)
-        for role, make in instructions.items():
-            self.ask(role, make, what, section_s)
-        self.pump(lambda: len(answers) == len(instructions))
+        for team, make in instructions:
+            self.ask_team(team, make, what, section_s, heard)
+        teams = [team for team, _ in instructions]
+        wanted = [
+            (team.role, device)
+            for team in teams
+            for device in (team.devices if answer in OF_A_DEVICE else (team.leader,))
+        ]
+        self.pump(lambda: len(answers) == len(wanted))
         if before is not None:
             self._handlers[answer] = before
-        return answers
+        return [answers[place] for place in wanted]
+
+    def _one(self, role: Role, what: str) -> Team:
+        """The team of a role that has one process."""
+        first, *others = self.fleet.teams_of(role)
+        if others or len(first.devices) > 1:
+            raise ProtocolError(
+                "cannot instruct a role of several processes as one", got=what, needed="a team of it", where=str(role)
+            )
+        return first
+
+    def _joined_peer(self, role: Role, device: Device, what: str) -> Peer:
+        peer = self._peers.get((role, device))
+        if peer is None:
+            raise ProtocolError(
+                "cannot instruct a worker that has not joined", got=what, where=self.fleet.name(role, device)
+            )
+        return peer
+
+    def _tell(
+        self,
+        peer: Peer,
+        make: Callable[[int, int], Any],
+        rank: int,
+        wait: tuple[str, float],
+        told: Instruction,
+    ) -> int:
+        """One process's part of an instruction. wait: what is awaited, and within how many seconds."""
+        cause = self._new_cause()
+        try:
+            self.hub.send(peer, make(cause, rank))
+            reached = True
+        except Unreachable:
+            reached = False
+        what, section_s = wait
+        self.waits.add(
+            cause=cause, what=what, peer=str(peer), now_s=self._clock(), ack_s=self._ack_s, section_s=section_s
+        )
+        self._told[cause] = (told, rank)
+        if not reached:
+            self._gone(peer)
+        return cause
 
     # --- the loop -------------------------------------------------------------------------------------------------
 
@@ -255,11 +352,13 @@ class Link:
             self._obey_stop()
 
     def _handle(self, event: Event) -> None:
-        if isinstance(event, Arrived | Gone) and self._peers.get(event.peer.role, event.peer) != event.peer:
-            return  # of a process that has been replaced
+        if isinstance(event, Arrived | Gone):
+            place = (event.peer.role, event.peer.device)
+            if self._peers.get(place, event.peer) != event.peer:
+                return  # of a process that has been replaced
         match event:
             case Joined(peer=peer):
-                self._peers[peer.role] = peer
+                self._peers[peer.role, peer.device] = peer
                 self.on_joined(peer)
             case Arrived(peer=peer, message=message):
                 self._arrived(peer, message)
@@ -269,22 +368,40 @@ class Link:
                 self._ready[tag]()
 
     def _arrived(self, peer: Peer, message: Any) -> None:
-        self._heard[peer.role] = self._clock()
+        self._heard[peer.role, peer.device] = self._clock()
         match message:
             case Received():
                 self.waits.received(message.cause, str(peer))
             case Alive():
                 self.waits.progressed(str(peer), message.progress, self._clock())
             case Failed():
-                raise WorkerFailed(peer, message.error)
+                self._failed(peer, message.error)
             case Leaving():
                 self.stop(StopRun(source=f"{message.reason} to {peer}", exit_code=0))
-            case GroupFinished() | Prefilled():
+            case _ if isinstance(message, STREAMED):
                 self.waits.touch(message.cause, self._clock())
-                self._dispatch(peer, message)
+                told, rank = self._told_of(peer, message)
+                self._dispatch_all(told, peer, told.piece(rank, message))
             case _:
                 self.waits.answered(message.cause, str(peer))
-                self._dispatch(peer, message)
+                told, rank = self._told.pop(message.cause)
+                self._dispatch_all(told, peer, told.answered(rank, message))
+
+    def _told_of(self, peer: Peer, message: Any) -> tuple[Instruction, int]:
+        """The instruction that a piece belongs to."""
+        told, rank = self._told.get(message.cause, (None, 0))
+        if told is None or (told.team.role, told.team.devices[rank]) != (peer.role, peer.device):
+            raise StateError(
+                "a piece of an answer that nobody waits for",
+                got=f"{type(message).__name__} to {message.cause} from {peer}",
+                needed="one before the answer itself, from whoever was asked",
+            )
+        return told, rank
+
+    def _dispatch_all(self, told: Instruction, peer: Peer, messages: Iterable[Any]) -> None:
+        leader = self._peers.get((told.team.role, told.team.leader), peer)
+        for message in messages:
+            self._dispatch(peer if isinstance(message, OF_A_DEVICE) else leader, message)
 
     def _dispatch(self, peer: Peer, message: Any) -> None:
         handler = self._handlers.get(type(message))
@@ -292,11 +409,11 @@ class Link:
             raise StateError("a message that nobody asked for", got=type(message).__name__, where=str(peer))
         handler(peer, message)
 
-    def died(self, role: Role) -> None:
+    def died(self, role: Role, device: Device = DEVICE) -> None:
         """A child's pidfd became readable: hear its last words, then raise. Nothing, if it was replaced meanwhile."""
-        if not self._supervisor.exit_text(role):
+        if not self._supervisor.exit_text(role, device):
             return
-        peer = self._peers.get(role) or Peer(role=role, device=Device(), incarnation=0, pid=0)
+        peer = self._peers.get((role, device)) or Peer(role=role, device=device, incarnation=0, pid=0)
         self._gone(peer)
 
     def _gone(self, peer: Peer) -> NoReturn:
@@ -306,24 +423,45 @@ class Link:
         self._events.clear()
         while True:
             for event in heard:
-                if isinstance(event, Arrived) and event.peer.role == peer.role:
+                if isinstance(event, Arrived) and (event.peer.role, event.peer.device) == (peer.role, peer.device):
                     self._last_word(peer, event.message)
             left = end - self._clock()
             if left <= 0:
                 break
-            if self._supervisor.exit_text(peer.role):
+            if self._supervisor.exit_text(peer.role, peer.device):
                 end = min(end, self._clock() + LAST_WORDS_S / 6)
             heard = self.hub.poll(left)
-        how = self._supervisor.exit_text(peer.role) or "its connection ended"
+        self._bury(peer)
+
+    def _failed(self, peer: Peer, report: ErrorReport) -> NoReturn:
+        """A process reports an error. That another one was killed, in the middle of what they did together, is the
+        reason then, and it is told instead."""
+        others = [device for device in self.fleet.devices_of(peer.role) if device != peer.device]
+        end = self._clock() + LAST_WORDS_S
+        while others:
+            for device in others:
+                if self._supervisor.exit_text(peer.role, device).startswith(KILLED):
+                    dead = Peer(role=peer.role, device=device, incarnation=0, pid=0)
+                    self._bury(self._peers.get((peer.role, device), dead))
+            if self._clock() >= end:
+                break
+            self._events.extend(self.hub.poll(ENDING_TICK_S))
+        raise WorkerFailed(peer, report)
+
+    def _bury(self, peer: Peer) -> NoReturn:
+        how = self._supervisor.exit_text(peer.role, peer.device) or "its connection ended"
         lost = self.waits.drop_peer(str(peer))
-        self._peers.pop(peer.role, None)
+        self._peers.pop((peer.role, peer.device), None)
         self.on_gone(peer, how)
+        place = f" of device {peer.device}" if self.fleet.several(peer.role) else ""
+        log_text = self._supervisor.log_text(peer.role, peer.device)
         raise WorkerDied(
-            f"the {peer.role} service died",
+            f"the {peer.role} service{place} died",
             role=peer.role,
+            device=peer.device,
             got=how,
             needed=_awaited(lost),
-            do=f"Its last lines are in {self._supervisor.log_text(peer.role) or 'the log of its container'}.",
+            do=f"Its last lines are in {log_text or 'the log of its container'}.",
             where=str(peer),
         )
 
@@ -336,6 +474,10 @@ class Link:
     def _new_cause(self) -> int:
         self._next_cause += 1
         return self._next_cause - 1
+
+
+def _text(role: Role, device: Device) -> str:
+    return f"{role}[{device}]"
 
 
 def _awaited(waits: list[Wait]) -> str:

@@ -21,6 +21,7 @@ from rollplex.memory.segment import backend
 from rollplex.protocol.claim import Claim
 from rollplex.protocol.common import Device, Role
 from rollplex.protocol.handshake import Welcome
+from rollplex_coordinator.decisions.fleet import DEVICE, WORKERS, fleet_of
 from rollplex_coordinator.memory.holder import Holder
 from rollplex_coordinator.memory.leasing import Memory
 from rollplex_coordinator.memory.observer import Observer
@@ -34,8 +35,6 @@ from rollplex_coordinator.processes.supervisor import Supervisor
 from rollplex_coordinator.records.journal import Journal
 from rollplex_coordinator.records.record import Record
 
-DEVICE = Device(node=0, index=0)
-WORKERS = (Role.TRAINER, Role.PREFIX, Role.ROLLOUT)
 CHILDREN = (Role.INPUT, Role.REWARD)
 ALIVE_EVERY_S = 1.0
 
@@ -60,11 +59,13 @@ class Node:
         journal = Journal(self.run_dir / "journal.sqlite")
         self.record = Record(self.run_dir, journal, tensorboard=config.run.tensorboard)
         self.holder = Holder(backend("host"))
-        self.supervisor = Supervisor(self.run_dir, config.run.threads, commands(config))
+        self.fleet = fleet_of(config)
+        """Which workers there are, and on which devices."""
+        self.supervisor = Supervisor(self.run_dir, config.run.threads, commands(config), self.fleet)
         self.observer: Observer | None = None
         """Of the GPU's memory, from LOAD on."""
         self._options = options
-        self._starting: dict[Role, float] = {}
+        self._starting: dict[str, float] = {}
         self._first_start_s = time.monotonic()
         welcome = Welcome(
             run_id=run_id,
@@ -73,7 +74,10 @@ class Node:
             grace_s=config.deadlines.leave_s,
         )
         self.link = Link(
-            Hub(claim.run_dir, claim.secret, welcome, self.holder), self.supervisor, config.deadlines.ack_s
+            Hub(claim.run_dir, claim.secret, welcome, self.holder),
+            self.supervisor,
+            config.deadlines.ack_s,
+            fleet=self.fleet,
         )
         self.link.on_joined = self._joined
         self.link.on_gone = self._gone
@@ -151,21 +155,27 @@ class Node:
         self.observer.start()
 
     def start(self, role: Role) -> None:
-        """Start a child and expect it; or, for external workers, only expect it."""
+        """Start the children of a role, one on each device that has one, and expect them; or, for external workers,
+        only expect them."""
+        for device in self.fleet.devices_of(role):
+            self._start(role, device)
+
+    def _start(self, role: Role, device: Device) -> None:
+        name = self.fleet.name(role, device)
         if self.record.phase is Phase.LOAD:
-            self._starting[role] = time.monotonic()
+            self._starting[name] = time.monotonic()
             self._first_start_s = min(self._starting.values())
         if self._options.external_workers and role in WORKERS:
-            self.link.hub.expect(role, DEVICE, 1, exact=False)
+            self.link.hub.expect(role, device, 1, exact=False)
             return
-        child = self.supervisor.start(role, DEVICE)
-        self.link.hub.expect(role, DEVICE, child.incarnation, exact=True)
-        self.link.watch(child.pidfd, f"death of {role}", lambda: self.link.died(role))
+        child = self.supervisor.start(role, device)
+        self.link.hub.expect(role, device, child.incarnation, exact=True)
+        self.link.watch(child.pidfd, f"death of {name}", lambda: self.link.died(role, device))
         self.record.append(
             ServiceStarted(
-                service=f"{role}[{DEVICE}]",
+                service=f"{role}[{device}]",
                 role=role,
-                device=DEVICE,
+                device=device,
                 incarnation=child.incarnation,
                 pid=child.pid,
                 log_path=str(child.log_path),
@@ -188,27 +198,26 @@ class Node:
 
     def _let_go(self, reason: str) -> None:
         """The processes end."""
-        for role in (*WORKERS, *CHILDREN):
-            child = self.supervisor.child(role)
-            if child is not None:
-                self.link.unwatch(child.pidfd, f"death of {role}")
-                if role not in self.link.peers:
-                    self.supervisor.kill(role)  # still starting: it could not be told to leave
+        for child in self.supervisor.children:
+            self.link.unwatch(child.pidfd, f"death of {self.fleet.name(child.role, child.device)}")
+            if self.link.peer(child.role, child.device) is None:
+                self.supervisor.kill(child.role, child.device)  # still starting: it could not be told to leave
         self.link.leave_all(reason)
         staying = self.link.await_ends(self.config.deadlines.leave_s, lambda: self.supervisor.running)
         killed = self.supervisor.stop()
-        for late in {str(peer.role) for peer in staying} | set(map(str, killed)):
+        for late in {self.fleet.name(peer.role, peer.device) for peer in staying} | set(killed):
             log.warning("%s did not leave in time%s", late, " and was killed" if late in killed else "")
 
     def _parent_ended(self) -> None:
         self.link.stop(StopRun(source="the end of the process that started it", exit_code=1))
 
     def _joined(self, peer: Peer) -> None:
-        if peer.role in self._starting:
-            self.record.stage(f"{peer.role} process", self._starting.pop(peer.role))
+        name = self.fleet.name(peer.role, peer.device)
+        if name in self._starting:
+            self.record.stage(f"{name} process", self._starting.pop(name))
             if not self._starting:
                 self.record.stage("processes", self._first_start_s)
-        if self.supervisor.child(peer.role) is None:
+        if self.supervisor.child(peer.role, peer.device) is None:
             self.record.append(
                 ServiceStarted(
                     service=str(peer), role=peer.role, device=peer.device, incarnation=peer.incarnation, pid=peer.pid
@@ -216,7 +225,7 @@ class Node:
             )
 
     def _gone(self, peer: Peer, how: str) -> None:
-        child = self.supervisor.child(peer.role)
+        child = self.supervisor.child(peer.role, peer.device)
         self.record.append(
             ServiceDied(
                 service=str(peer),
@@ -226,7 +235,7 @@ class Node:
                 how=how,
                 phase=self.record.phase.name,
                 step=self.record.step,
-                log_path=self.supervisor.log_text(peer.role),
+                log_path=self.supervisor.log_text(peer.role, peer.device),
             )
         )
 

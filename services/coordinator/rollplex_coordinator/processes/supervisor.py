@@ -28,12 +28,15 @@ from pathlib import Path
 from msgspec import Struct
 
 from rollplex.protocol.common import Device, Role
+from rollplex_coordinator.decisions.fleet import DEVICE, SINGLE, Fleet
 from rollplex_coordinator.processes.environment import WORKERS, GpuAccess, environment_of
 
 TERM_S = 2.0
 SESSION_S = 2.0
 KILLED_S = 10.0
 _PAUSE_S = 0.01
+KILLED = "killed by"
+"""How the words for an end by a signal begin."""
 
 log = logging.getLogger("rollplex.coordinator")
 
@@ -50,6 +53,7 @@ class Child(Struct, kw_only=True):
     """One process that this coordinator started."""
 
     role: Role
+    device: Device
     incarnation: int
     process: subprocess.Popen[bytes]
     pidfd: int
@@ -64,17 +68,22 @@ class Supervisor:
     """The children of one coordinator.
 
     Args:
-        run_dir: passed to each child; logs go to `run_dir/logs/<role>.log`.
+        run_dir: passed to each child; logs go to `run_dir/logs/<role>.log`, of a role with several processes to
+            `<role>-<index of the device>.log`.
         threads: torch and OpenMP threads per process.
         commands: another program for a role, instead of `python -m <module>`.
+        fleet: which processes there are. Where there is one of a role, its device need not be named.
     """
 
-    def __init__(self, run_dir: Path, threads: int, commands: Mapping[Role, Sequence[str]]) -> None:
+    def __init__(
+        self, run_dir: Path, threads: int, commands: Mapping[Role, Sequence[str]], fleet: Fleet = SINGLE
+    ) -> None:
         self._run_dir = run_dir
         self._threads = threads
         self._commands = commands
-        self._children: dict[Role, Child] = {}
-        self._incarnations: dict[Role, int] = {}
+        self._fleet = fleet
+        self._children: dict[str, Child] = {}
+        self._incarnations: dict[str, int] = {}
         self.gpu: GpuAccess | None = None
         """What workers get to see from now on; None: no GPU."""
         self.free_gpu: Callable[[int], None] | None = None
@@ -82,11 +91,12 @@ class Supervisor:
 
     def start(self, role: Role, device: Device) -> Child:
         """Start one child."""
-        incarnation = self._incarnations[role] = self._incarnations.get(role, 0) + 1
+        name = self._fleet.name(role, device)
+        incarnation = self._incarnations[name] = self._incarnations.get(name, 0) + 1
         program = list(self._commands.get(role) or [sys.executable, "-m", MODULES[role]])
         command = [*program, "--run-dir", str(self._run_dir), "--device", str(device)]
         command += ["--incarnation", str(incarnation)]
-        log_path = self.log_path(role)
+        log_path = self.log_path(role, device)
         log_path.parent.mkdir(exist_ok=True)
         with log_path.open("ab") as log:
             process = subprocess.Popen(
@@ -98,22 +108,34 @@ class Supervisor:
                 env=environment_of(role, os.environ, self._threads, self.gpu),
             )
         child = Child(
-            role=role, incarnation=incarnation, process=process, pidfd=os.pidfd_open(process.pid), log_path=log_path
+            role=role,
+            device=device,
+            incarnation=incarnation,
+            process=process,
+            pidfd=os.pidfd_open(process.pid),
+            log_path=log_path,
         )
-        self._children[role] = child
+        self._children[name] = child
         return child
 
-    def log_path(self, role: Role) -> Path:
-        """Where a role's output goes, if this supervisor starts it."""
-        return self._run_dir / "logs" / f"{role}.log"
+    def log_path(self, role: Role, device: Device = DEVICE) -> Path:
+        """Where a process's output goes, if this supervisor starts it."""
+        name = f"{role}-{device.index}" if self._fleet.several(role) else str(role)
+        return self._run_dir / "logs" / f"{name}.log"
 
-    def log_text(self, role: Role) -> str:
-        """`log_path` of a role that was started here; empty for one that somebody else started and logs."""
-        return str(self.log_path(role)) if role in self._incarnations else ""
+    def log_text(self, role: Role, device: Device = DEVICE) -> str:
+        """`log_path` of a process that was started here; empty for one that somebody else started and logs."""
+        started = self._fleet.name(role, device) in self._incarnations
+        return str(self.log_path(role, device)) if started else ""
 
-    def child(self, role: Role) -> Child | None:
-        """The running or dead child of a role."""
-        return self._children.get(role)
+    def child(self, role: Role, device: Device = DEVICE) -> Child | None:
+        """The running or dead child of a role on a device."""
+        return self._children.get(self._fleet.name(role, device))
+
+    @property
+    def children(self) -> tuple[Child, ...]:
+        """All that run, or are dead and not collected yet."""
+        return tuple(self._children.values())
 
     def name_of(self, pid: int) -> str:
         """Which child a process is, or belongs to (each has a session of its own); empty for others."""
@@ -121,22 +143,23 @@ class Supervisor:
             session = os.getsid(pid)
         except OSError:
             session = 0
-        return next((str(role) for role, child in self._children.items() if child.pid in {pid, session}), "")
+        return next((name for name, child in self._children.items() if child.pid in {pid, session}), "")
 
-    def exit_text(self, role: Role) -> str:
+    def exit_text(self, role: Role, device: Device = DEVICE) -> str:
         """How a dead child ended, in words; empty if it still runs or is not ours."""
-        child = self._children.get(role)
+        child = self.child(role, device)
         code = child.process.poll() if child else None
         if code is None:
             return ""
         if code < 0:
-            return f"killed by {signal.Signals(-code).name}"
+            return f"{KILLED} {signal.Signals(-code).name}"
         return f"exit code {code}"
 
-    def kill(self, role: Role) -> None:
+    def kill(self, role: Role, device: Device = DEVICE) -> None:
         """End one child now and collect it. One that the kernel holds, as a GPU's driver can, is named and left: what
         else is to be ended must not stay because of it."""
-        child = self._children.pop(role, None)
+        name = self._fleet.name(role, device)
+        child = self._children.pop(name, None)
         if child is not None:
             child.process.kill()
             if role in WORKERS:
@@ -144,7 +167,7 @@ class Supervisor:
             try:
                 child.process.wait(timeout=KILLED_S)
             except subprocess.TimeoutExpired:
-                log.error("%s (pid %d) was killed, but has not ended: the kernel holds it", role, child.pid)
+                log.error("%s (pid %d) was killed, but has not ended: the kernel holds it", name, child.pid)
             os.close(child.pidfd)
 
     @property
@@ -152,13 +175,13 @@ class Supervisor:
         """Whether any child still runs."""
         return any(child.process.poll() is None for child in self._children.values())
 
-    def stop(self) -> list[Role]:
-        """End the children that still run and collect all; returns those that ran."""
-        late = [role for role, child in self._children.items() if child.process.poll() is None]
-        self._ask_to_end(self._children[role] for role in late if role in WORKERS)
-        for role in list(self._children):
-            self.kill(role)
-        return late
+    def stop(self) -> list[str]:
+        """End the children that still run and collect all; returns the names of those that ran."""
+        late = {name: child for name, child in self._children.items() if child.process.poll() is None}
+        self._ask_to_end(child for child in late.values() if child.role in WORKERS)
+        for child in self.children:
+            self.kill(child.role, child.device)
+        return list(late)
 
     def _ask_to_end(self, workers: Iterable[Child]) -> None:
         """Before SIGKILL, where workers share a GPU."""

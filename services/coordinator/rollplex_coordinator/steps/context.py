@@ -9,6 +9,7 @@ from rollplex.config.config import Config
 from rollplex.multiprocessors.beside import Notice, Silent
 from rollplex.protocol.inputs import DataChecked
 from rollplex.protocol.rollout import Sampling
+from rollplex_coordinator.decisions.fleet import SINGLE, Fleet
 from rollplex_coordinator.decisions.gate import Gate
 from rollplex_coordinator.decisions.window import Window
 from rollplex_coordinator.memory.leasing import Memory
@@ -24,6 +25,7 @@ class Context:
     """One loaded node, ready for steps.
 
     Args:
+        fleet: which workers there are, and which of them work together.
         window: who keeps to which share of the device.
         notice: where it is said whether prefix work runs beside the rollout.
         fingerprints: of what the configuration only names (`rollplex.checkpoint.state.RunState`).
@@ -40,6 +42,7 @@ class Context:
     sizes: Sizes
     data: DataChecked
     sampling: Sampling
+    fleet: Fleet = SINGLE
     window: Window = field(default_factory=Window)
     notice: Notice = field(default_factory=Silent)
     fingerprints: dict[str, str] = field(default_factory=dict)
