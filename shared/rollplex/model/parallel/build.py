@@ -47,7 +47,9 @@ def build_parallel(
         folder: with config.json.
         shape: of the whole model.
         layout: of the training; its degree is the group's size.
-        parameters: this rank's (`DevicePlan.training`), by name.
+        parameters: this rank's (`DevicePlan.training`), by name. Those of a rollout's rank
+            (`rollplex.layout.parallel.parts`) have whole K/V heads also where there are more ranks than heads: without
+            gradients it makes no difference that several ranks have the same one.
         views: for each of them a tensor of its shape (`rollplex.model.parallel.views`).
         gradients: the same for each that is trained: its .grad, so that a backward adds in place. None: no parameter
             needs a gradient.
@@ -58,14 +60,15 @@ def build_parallel(
         log-probabilities, and their gradients, are the same on every rank. All ranks must be given the same batches.
 
     Raises:
-        ConfigError: fewer K/V heads than ranks.
+        ConfigError: a rank has a part of a K/V head.
         ModelError: a parameter without a view of its shape.
     """
     if group.size != layout.degree or not layout.padding_sharded:
         raise AssertionError(f"{group} for {layout}: needed its degree, and padding sharded")
-    rank_shape(shape, layout.degree)
     for name, parameter in parameters.items():
         _check(views.get(name), parameter, folder)
+        if name.endswith(".self_attn.k_proj.weight") and parameter.shape[0] % shape.head_dim:
+            rank_shape(shape, layout.degree)  # raises
     grads = gradients or {}
     model = without_storage(folder)
     visual: Any = model.model.visual
