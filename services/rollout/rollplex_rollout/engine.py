@@ -30,8 +30,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollplex.errors import EngineError
+from rollplex.layout.parallel.plan import DevicePlan
 from rollplex.layout.parameters import ParameterTable
 from rollplex.layout.shape import ModelShape
+from rollplex.memory.digest import digest
 from rollplex.memory.segment import Mapping
 from rollplex.protocol.common import ModelSpec, Parallel, PromptSlot, SegmentRef
 from rollplex.protocol.rollout import EngineSpec, Sampling
@@ -156,12 +158,23 @@ class Setup:
     run_dir: Path | None
     """Where an engine may make a folder for sockets of its own; None where there is no run."""
     parallel: Parallel = field(default_factory=Parallel)
-    """Which part of the model the segment holds, and with whom this process samples."""
+    """With whom this process samples."""
+    device: DevicePlan | None = None
+    """What the segment holds, where it is planned for several degrees. None: the parameter table."""
 
     @property
     def actor(self) -> Mapping:
         """The weights, mapped into this process."""
         return self.weights.mapping()
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of the segment, header included."""
+        return self.table.total_bytes if self.device is None else self.device.storage.total_bytes
+
+    def digest(self) -> str:
+        """`rollplex.memory.digest.digest` of the weights, as this process has them mapped."""
+        return digest(self.actor, self.table)
 
 
 Announce: TypeAlias = Callable[[FinishedGroup], None]

@@ -20,7 +20,6 @@ import numpy as np
 from msgspec import Struct
 
 from rollplex.errors import EngineError
-from rollplex.memory.digest import digest
 from rollplex.memory.segment import Mapping
 from rollplex.protocol.common import PromptSlot
 from rollplex_rollout.engine import Announce, FinishedGroup, Setup, Unit, UnitReport, nobody
@@ -66,7 +65,7 @@ class ReplayEngine:
         return self._setup.actor
 
     def digest(self) -> str:
-        return digest(self._setup.actor, self._setup.table)
+        return self._setup.digest()
 
     def check_mapped(self) -> None:
         """Nothing to look at: it reads no weights."""

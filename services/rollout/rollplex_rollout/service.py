@@ -20,8 +20,10 @@ from pathlib import Path
 from typing import Protocol, TypeAlias, assert_never
 
 from rollplex.errors import BudgetError, ConfigError, StateError
-from rollplex.layout.parameters import parameter_table
-from rollplex.layout.shape import read_shape
+from rollplex.layout.parallel.degrees import RolloutLayout, TrainingLayout
+from rollplex.layout.parallel.plan import DevicePlan, plan
+from rollplex.layout.parameters import ParameterTable, parameter_table
+from rollplex.layout.shape import ModelShape, read_shape
 from rollplex.memory.header import HeaderPage
 from rollplex.memory.segment import Mapping
 from rollplex.protocol.common import (
@@ -35,6 +37,7 @@ from rollplex.protocol.common import (
     Leave,
     Loaded,
     Logprobs,
+    Parallel,
     Responses,
     SegmentRef,
 )
@@ -108,7 +111,7 @@ class RolloutService:
         self._loaded = _Loaded(message, self._segments, self._make_engine)
         return Loaded(
             cause=message.cause,
-            table_bytes=self._loaded.setup.table.total_bytes,
+            table_bytes=self._loaded.setup.weight_bytes,
             on_policy=self._loaded.engine.on_policy,
         )
 
@@ -215,9 +218,32 @@ class _Loaded:
             weights=LentWeights(segments, message.actor),
             engine=message.engine,
             run_dir=segments.run_dir,
+            parallel=message.parallel,
+            device=_planned(message.parallel, table, shape),
         )
         self.engine = make_engine(self.setup)
         self.header = HeaderPage(self.engine.actor, run_id=segments.run_id, table_hash=table.hash)
+
+
+def _planned(parallel: Parallel, table: ParameterTable, shape: ModelShape) -> DevicePlan | None:
+    """What the device's segment holds. None: the whole model, as the table says.
+
+    Raises:
+        ConfigError: degrees that the model cannot be split by.
+        StateError: the plan gives this process's device another rank.
+    """
+    if parallel.training == parallel.rollout == 1:
+        return None
+    layouts = TrainingLayout(degree=parallel.training), RolloutLayout(degree=parallel.rollout)
+    device = plan(table, shape, *layouts).devices[parallel.device]
+    if device.ranks.rollout != parallel.rank:
+        raise StateError(
+            "This process has another rank than the plan of its device",
+            got=f"rank {parallel.rank} on device {parallel.device}",
+            needed=f"rank {device.ranks.rollout}",
+            do="Run the same version of Rollplex everywhere.",
+        )
+    return device
 
 
 class LentWeights:

@@ -7,6 +7,9 @@ The unit's batch never changes: all prompts in one prefill, all rows in every de
 their place, are fed what they drew, and their results are dropped (`transcript`): the number of steps is the only thing
 that tokens decide.
 
+Of several tensor-parallel ranks each has its own shards and K/V heads; logits are gathered, so that all of them draw
+the same tokens from the same bits.
+
 On a GPU the model computes there, and tokens are drawn from its logits on the host, by the same arithmetic: running
 sums of a GPU have no fixed order. No fast engine, but one for float32 weights too, with one rule of drawing everywhere.
 """
@@ -21,15 +24,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rollplex.memory.digest import digest
+from rollplex.layout.parallel.degrees import RolloutLayout, TrainingLayout
+from rollplex.layout.parallel.parts import rollout_parts
+from rollplex.layout.parallel.rank import rank_shape
 from rollplex.memory.predict import rollout_kv_bytes
 from rollplex.memory.segment import Mapping
-from rollplex.memory.tensors import require_mapped, tensor, views
+from rollplex.memory.tensors import DTYPES, require_mapped, tensor, views
 from rollplex.model.batch import PromptBatch, prompt_batch
-from rollplex.model.build import build
+from rollplex.model.build import Model, build
 from rollplex.model.decode import Decoder
 from rollplex.model.device import HOST, limit_private, private_memory, trim
 from rollplex.model.logprob import log_probabilities
+from rollplex.model.parallel.build import build_parallel
+from rollplex.model.parallel.group import meet
+from rollplex.model.parallel.views import shard_views
 from rollplex.model.prefix import prefix_forward
 from rollplex.model.setup import prepare_torch
 from rollplex_rollout.engine import Announce, Setup, Unit, UnitReport, nobody
@@ -51,19 +59,12 @@ class TransformersEngine:
         self._device = prepare_torch(setup.spec)
         self._private_bytes = setup.engine.private_bytes
         limit_private(self._device, self._private_bytes)
-        self._mapping = setup.actor
-        self._table = setup.table
-        self._shape = setup.shape
+        self._setup = setup
+        self._shape = rank_shape(setup.shape, RolloutLayout(degree=setup.parallel.rollout))
         self._dtype = setup.spec.dtype
         self._never_sampled = setup.spec.never_sampled
         self._excluded = exclusion(setup.spec.never_sampled, setup.shape.vocab)
-        self._model = build(
-            Path(setup.spec.path),
-            setup.table,
-            views(setup.actor, setup.table),
-            gradients=None,
-            freeze_vision=setup.spec.freeze_vision,
-        )
+        self._model = _whole(setup) if setup.parallel.rollout == 1 else _of_rank(setup)
         self._tower_calls = 0
         self._model.model.visual.register_forward_pre_hook(self._count_tower)
 
@@ -73,13 +74,13 @@ class TransformersEngine:
 
     @property
     def actor(self) -> Mapping:
-        return self._mapping
+        return self._setup.actor
 
     def digest(self) -> str:
-        return digest(self._mapping, self._table)
+        return self._setup.digest()
 
     def check_mapped(self) -> None:
-        require_mapped(self._mapping, dict(self._model.named_parameters()))
+        require_mapped(self._setup.actor, dict(self._model.named_parameters()))
 
     def kv_bytes(self, unit: Unit) -> int:
         return rollout_kv_bytes(
@@ -143,7 +144,7 @@ class TransformersEngine:
         return prompt_batch(
             lambda offset, shape, dtype: tensor(unit.inputs, offset, shape, dtype),
             unit.prompts,
-            self._shape.row_width,
+            self._setup.shape.row_width,
             device=self._device,
         )
 
@@ -154,6 +155,28 @@ class TransformersEngine:
 
     def _count_tower(self, *_: Any) -> None:
         self._tower_calls += 1
+
+
+def _whole(setup: Setup) -> Model:
+    """Over a segment that has all of the model, as the table says, whatever the degree of training is."""
+    weights = views(setup.actor, setup.table)
+    folder, frozen = Path(setup.spec.path), setup.spec.freeze_vision
+    return build(folder, setup.table, weights, gradients=None, freeze_vision=frozen)
+
+
+def _of_rank(setup: Setup) -> Model:
+    """Of one of several ranks, which meets the others: over its rollout shards in the segment of its device.
+
+    With more ranks than K/V heads several have the same head, each with query heads of its own.
+    """
+    assert setup.device is not None, "several ranks have a plan"
+    layout = TrainingLayout(degree=setup.parallel.rollout)
+    parts = {part.name: part for part in rollout_parts(setup.device)}
+    numbers = setup.weight_bytes // setup.table.item_bytes
+    weights = shard_views(tensor(setup.actor, 0, (numbers,), DTYPES[setup.table.dtype]), parts.values())
+    group = meet(setup.parallel, layout.degree).tensor
+    folder = Path(setup.spec.path)
+    return build_parallel(folder, setup.shape, layout, parts, weights, gradients=None, group=group)
 
 
 def _draws(unit: Unit) -> Draws:
