@@ -131,6 +131,27 @@ class Reader:
         with self._explained():
             return [int(step) for (step,) in self._connection.execute(query, (first, limit))]
 
+    def step_range(self) -> tuple[int, int] | None:
+        """The first and the last step that were started; None: none was."""
+        query = "SELECT {}(step) FROM events WHERE type = 'IterationStarted'"
+        with self._explained():
+            first, last = (self._connection.execute(query.format(end)).fetchone()[0] for end in ("min", "max"))
+        return None if first is None else (int(first), int(last))
+
+    def start_of(self, step: int) -> int:
+        """Id of the last time at which a step was started; 0: it was not."""
+        query = "SELECT max(id) FROM events WHERE type = 'IterationStarted' AND step = ?"
+        with self._explained():
+            (found,) = self._connection.execute(query, (step,)).fetchone()
+        return int(found or 0)
+
+    def start_after(self, step: int) -> int | None:
+        """Id of the first start of any step after that of this one; None: there is none yet."""
+        query = "SELECT min(id) FROM events WHERE type = 'IterationStarted' AND id > ?"
+        with self._explained():
+            (found,) = self._connection.execute(query, (self.start_of(step),)).fetchone()
+        return None if found is None else int(found)
+
     def close(self) -> None:
         """End the connection."""
         self._connection.close()

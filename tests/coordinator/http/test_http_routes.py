@@ -89,6 +89,11 @@ def test_the_surface_is_exactly_this(client: httpx.Client) -> None:
         ("get", "/events"),
         ("get", "/metrics"),
         ("get", "/healthz"),
+        ("get", "/runs"),
+        ("get", "/runs/{run}/metrics"),
+        ("get", "/runs/{run}/timeline"),
+        ("get", "/runs/{run}/samples"),
+        ("get", "/runs/{run}/samples/{step}/{group}/{index}"),
     }
 
 

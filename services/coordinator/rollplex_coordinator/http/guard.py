@@ -1,7 +1,8 @@
 """Who may talk to the API at all: checks before any route, on every route.
 
     Host is ours (DNS rebinding)       421   every request
-    Authorization: Bearer <token>      401   every request but GET /healthz; also unknown addresses
+    Authorization: Bearer <token>      401   every request but GET of /healthz and of the dashboard's own files, which
+                                             hold nothing of the run; also unknown addresses
     method is GET or POST              405
     not from a foreign page (CSRF)     403   POST: Origin is ours or absent, Sec-Fetch-Site same-origin, none or absent
     body is application/json           415   POST: a type that no HTML form can send without asking first
@@ -9,7 +10,7 @@
 
 No CORS headers are ever sent and no cookie is read, so that a page of another site can neither read nor change
 anything, even where it can reach the port. The token is compared in constant time and appears in no log.
-Knows nothing of routes beyond the one open address.
+Knows nothing of routes beyond the open addresses.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -48,7 +49,15 @@ _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
 }
+_PAGE_HEADERS = _HEADERS | {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+"""Of the dashboard's own files: they run scripts, their own only."""
 
 
 class Guard:
@@ -58,17 +67,28 @@ class Guard:
         app: what is guarded.
         token: the bearer token.
         hosts: names and addresses beside the loopback ones that requests may be addressed to, without port.
+        pages: addresses of the dashboard's own files.
         count: told the method and the status of every answered request.
 
     Raises:
         ConfigError: a host that is not a plain name or address.
     """
 
-    def __init__(self, app: ASGIApp, *, token: str, hosts: Collection[str], count: Callable[[str, int], None]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        token: str,
+        hosts: Collection[str],
+        count: Callable[[str, int], None],
+        pages: Collection[str] = (),
+    ) -> None:
         self._app = app
         self._token = token.encode()
         self._hosts = LOCAL_HOSTS | {_checked_host(host) for host in hosts}
         self._count = count
+        self._pages = frozenset(pages)
+        self._open = self._pages | {OPEN_PATH}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -77,7 +97,8 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        answering = _Answering(send, lambda status: self._count(scope["method"], status))
+        shown = _PAGE_HEADERS if scope["path"] in self._pages else _HEADERS
+        answering = _Answering(send, shown, lambda status: self._count(scope["method"], status))
         try:
             await self._app(scope, await self._admit(scope, Headers(scope=scope), receive), answering)
         except Exception as error:
@@ -89,7 +110,7 @@ class Guard:
 
     async def _admit(self, scope: Scope, headers: Headers, receive: Receive) -> Receive:
         host = check_host(headers, self._hosts)
-        if (scope["method"], scope["path"]) != ("GET", OPEN_PATH):
+        if scope["method"] != "GET" or scope["path"] not in self._open:
             self._check_token(headers)
         if scope["method"] not in METHODS:
             raise MethodError("this method is not allowed", got=scope["method"], needed="GET or POST")
@@ -115,15 +136,16 @@ class Guard:
 class _Answering:
     """`send` of one request: adds the headers that every answer has, and knows whether one has begun."""
 
-    def __init__(self, send: Send, count: Callable[[int], None]) -> None:
+    def __init__(self, send: Send, headers: Mapping[str, str], count: Callable[[int], None]) -> None:
         self._send = send
+        self._headers = headers
         self._count = count
         self.started = False
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.started = True
-            MutableHeaders(scope=message).update(_HEADERS)
+            MutableHeaders(scope=message).update(self._headers)
             self._count(message["status"])
         await self._send(message)
 

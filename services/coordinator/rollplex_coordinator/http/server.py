@@ -20,7 +20,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from rollplex.errors import WaitError
-from rollplex_coordinator.http.deps import parts_of
+from rollplex_coordinator.http.deps import streams_of
 
 MAX_REQUESTS = 256
 PATIENCE_S = 1
@@ -46,7 +46,7 @@ class Server:
     def __init__(self, app: FastAPI, listener: socket.socket) -> None:
         host, self.port = listener.getsockname()[:2]
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
-        self._streams = parts_of(app).streams
+        self._streams = streams_of(app)
         self._listener = listener
         self._failure: BaseException | None = None
         self._server = _Uvicorn(
@@ -93,14 +93,15 @@ class Server:
         Raises:
             WaitError: the thread did not end in time. It is a daemon and may be left.
         """
-        self._streams.stop()
+        if self._streams is not None:
+            self._streams.stop()
         self._server.should_exit = True
         if self._thread.ident is not None:
             self._thread.join(deadline_s)
         if self._thread.is_alive():
             raise WaitError(
                 "the HTTP thread does not end",
-                got=f"{self._streams.open} open streams after {deadline_s:g} s",
+                got=f"{0 if self._streams is None else self._streams.open} open streams after {deadline_s:g} s",
                 needed="every call of the core to end",
                 where=self.url,
             )

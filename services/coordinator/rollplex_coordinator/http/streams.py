@@ -76,6 +76,7 @@ class EventStream(Response):
         streams: the server's.
         after: id of the last event that the client has.
         follow: False: end at the event that is the newest when the stream begins.
+        last: begin with so many of the newest events instead; None: as `after` says.
 
     Raises:
         UnavailableError: too many streams are open, or the server ends.
@@ -83,11 +84,12 @@ class EventStream(Response):
         JournalError: the journal cannot be read.
     """
 
-    def __init__(self, streams: Streams, *, after: int, follow: bool) -> None:
+    def __init__(self, streams: Streams, *, after: int, follow: bool, last: int | None = None) -> None:
         super().__init__()
         self._streams = streams
         self._after = after
         self._follow = follow
+        self._newest_only = last
         self._settings = streams.settings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI's signature
@@ -106,6 +108,8 @@ class EventStream(Response):
 
     async def _stream(self, reader: Reader, receive: Receive, send: Send) -> None:
         newest = await self._last_id(reader)
+        if self._newest_only is not None:
+            self._after = max(self._after, newest - self._newest_only)
         if self._after > newest:
             raise ConflictError(
                 "the journal does not reach that event",
