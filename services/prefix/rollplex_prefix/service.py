@@ -12,28 +12,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import assert_never
 
 import torch
 
 from rollplex.errors import StateError
 from rollplex.layout.kv import KvLayout
-from rollplex.layout.parameters import gradient_table, parameter_table, reference_table
-from rollplex.layout.shape import read_shape
-from rollplex.memory.digest import digest
-from rollplex.memory.header import HeaderPage
-from rollplex.memory.tensors import kv_views, require_mapped, tensor, views
+from rollplex.memory.tensors import kv_views, require_mapped, tensor
 from rollplex.model.batch import PromptBatch, prompt_batch
-from rollplex.model.build import build
-from rollplex.model.device import finish, limit_private, private_memory, trim
+from rollplex.model.device import finish, private_memory, trim
 from rollplex.model.measure import GraphMeter, ScratchMeter
 from rollplex.model.prefix import PrefixState, export_state, prefix_backward, prefix_forward
 from rollplex.model.responses import response_batch, split_values
-from rollplex.model.setup import prepare_torch
 from rollplex.model.suffix import suffix_forward
-from rollplex.multiprocessors import Multiprocessors, Side
-from rollplex.multiprocessors.green import GreenDriver
+from rollplex.multiprocessors import Side
 from rollplex.protocol.common import (
     CachesDropped,
     Committed,
@@ -61,6 +53,7 @@ from rollplex.protocol.prefix import (
     Which,
 )
 from rollplex.worker import Segments
+from rollplex_prefix.loaded import LoadedPrefix
 from rollplex_prefix.units import ActorUnit, Again, ReferenceUnit, Units
 
 NO_STEP = -1
@@ -72,7 +65,7 @@ class PrefixService:
 
     def __init__(self, segments: Segments) -> None:
         self._segments = segments
-        self._loaded: _Loaded | None = None
+        self._loaded: LoadedPrefix | None = None
         self._units = Units()
         self._inputs: set[int] = set()
         self._arena_step = NO_STEP
@@ -81,9 +74,9 @@ class PrefixService:
         """Carry out one instruction and answer it."""
         match message:
             case LoadPrefix():
-                self._loaded = _Loaded(message, self._segments)
+                self._loaded = LoadedPrefix(message, self._segments)
                 finish(self._loaded.device)
-                reply(Loaded(cause=message.cause, table_bytes=self._loaded.table.total_bytes))
+                reply(Loaded(cause=message.cause, table_bytes=self._loaded.total_bytes))
             case PrefixForward():
                 reply(self._forward(message))
             case ScoreSuffix():
@@ -102,7 +95,7 @@ class PrefixService:
             case DigestRequest():
                 header = self._ready.header.require(self._ready.header.read().version)
                 require_mapped(self._ready.mapping, dict(self._ready.actor.named_parameters()))
-                value = digest(self._ready.mapping, self._ready.table)
+                value = self._ready.digest()
                 self._ready.header.require(header.version)
                 reply(DigestReply(cause=message.cause, version=header.version, digest=value))
             case Leave():
@@ -139,7 +132,7 @@ class PrefixService:
         if message.kv is None:
             raise StateError("an actor prefix needs a segment for its K/V", got="none", needed="kv")
         ready = self._ready
-        layout = KvLayout(ready.shape, batch.rows, batch.tokens, ready.table.dtype)
+        layout = KvLayout(ready.kv_shape, batch.rows, batch.tokens, ready.table.dtype)
         kv = kv_views(self._segments.attach(message.kv), layout)
         kept: PrefixState | Again
         layers = message.activations.by_layers
@@ -258,7 +251,7 @@ class PrefixService:
         return prompt_batch(
             lambda at, shape, dtype: tensor(mapping, at, shape, dtype),
             prompts,
-            ready.shape.row_width,
+            ready.row_width,
             copies,
             device=ready.device,
         )
@@ -273,41 +266,7 @@ class PrefixService:
         self._inputs.clear()
 
     @property
-    def _ready(self) -> _Loaded:
+    def _ready(self) -> LoadedPrefix:
         if self._loaded is None:
             raise StateError("an instruction before the model is loaded", needed="LoadPrefix first")
         return self._loaded
-
-
-class _Loaded:
-    """What LoadPrefix makes: models over the mapped segments."""
-
-    def __init__(self, message: LoadPrefix, segments: Segments) -> None:
-        spec = message.model
-        self.device = prepare_torch(spec)
-        self.multiprocessors = Multiprocessors(GreenDriver if self.device.type == "cuda" else None)
-        self.private_bytes = message.private_bytes
-        limit_private(self.device, message.private_bytes)
-        folder = Path(spec.path)
-        self.shape = read_shape(folder)
-        self.table = parameter_table(self.shape, dtype=spec.dtype, freeze_vision=spec.freeze_vision)
-        if self.table.hash != spec.table_hash:
-            raise StateError(
-                "this process and the coordinator disagree about the parameter table",
-                got=self.table.hash,
-                needed=spec.table_hash,
-                do="Run the same version of Rollplex and the same model folder everywhere.",
-            )
-        self.temperature = message.temperature
-        self.never_sampled = spec.never_sampled
-        self.mapping = segments.attach(message.actor)
-        self.header = HeaderPage(self.mapping, run_id=segments.run_id, table_hash=self.table.hash)
-        weights = views(self.mapping, self.table)
-        self.gradients = views(segments.attach(message.gradients), gradient_table(self.table))
-        self.actor = build(folder, self.table, weights, gradients=self.gradients, freeze_vision=spec.freeze_vision)
-        self.reference = None
-        if message.reference is not None:
-            own = views(segments.attach(message.reference), reference_table(self.table))
-            self.reference = build(
-                folder, self.table, {**weights, **own}, gradients=None, freeze_vision=spec.freeze_vision
-            )
