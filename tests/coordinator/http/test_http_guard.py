@@ -14,7 +14,7 @@ from rollplex.errors import ConfigError
 from rollplex_coordinator.http.guard import MAX_BODY_BYTES, Guard
 from support.http_site import FakeControl, Site
 
-UNLISTED = ["/docs", "/openapi.json", "/nowhere", "/web/nothing.js", "/healthz/x", "//healthz", "/HEALTHZ"]
+UNLISTED = ["/docs", "/openapi.json", "/nowhere", "/web/nothing.js", "/healthz/x", "/%2Fhealthz", "/HEALTHZ"]
 METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "HEAD", "TRACE", "QUERY"]
 JSON = {"Content-Type": "application/json"}
 
