@@ -1,7 +1,7 @@
 """What a training rank has beside its device's weights: gradients, reference weights, optimizer state. Pure, no torch.
 
-Each holds this rank's own shards and nothing else, so that its bytes do not depend on the rollout's degree. There is one
-function for each, used by the sizes that are planned and by whoever fills them.
+Each holds this rank's own shards and nothing else, so that its bytes do not depend on the rollout's degree. There is
+one function for each, used by the sizes that are planned and by whoever fills them.
 
     gradients, reference    a plan of two equal layouts: q|k|v and gate|up of a rank adjacent, as in the parameter table
     optimizer state         by part: what `optimizer_table` makes of `rank_training_table`

@@ -71,7 +71,7 @@ class TensorGroup:
             collective()
         except RuntimeError as error:
             raise WaitError(
-                "A collective among tensor-parallel ranks has failed",
+                "A collective among ranks has failed",
                 got=str(error),
                 needed=f"all {self.size} ranks, at the same point of the same batch",
                 where=f"rank {self.rank}",
@@ -127,7 +127,7 @@ def _join(parallel: Parallel, degree: int, timeout: timedelta) -> None:
     world = degree * parallel.replicas
     dist.init_process_group(
         "gloo",
-        store=dist.FileStore(parallel.meet, world),
+        store=dist.FileStore(parallel.meet, world),  # type: ignore[attr-defined]
         rank=parallel.replica * degree + parallel.rank,
         world_size=world,
         timeout=timeout,
@@ -139,7 +139,9 @@ def _group_of(own: int, members: Sequence[Iterable[int]], timeout: timedelta) ->
     ranks = [list(each) for each in members]
     if len(ranks[0]) == 1:
         return None
-    return [dist.new_group(each, timeout=timeout) for each in ranks][own]
+    mine: Any = [dist.new_group(each, timeout=timeout) for each in ranks][own]
+    group: dist.ProcessGroup = mine
+    return group
 
 
 def copied(tensor: Tensor, group: TensorGroup) -> Tensor:
