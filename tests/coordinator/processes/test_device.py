@@ -14,8 +14,8 @@ from rollplex.config import Config
 from rollplex.errors import ConfigError
 from rollplex.nvml import Gpu
 from rollplex_coordinator.processes import device as module
-from rollplex_coordinator.processes.device import GpuDevice, Sharing, open_device
-from rollplex_coordinator.processes.mps import Mps
+from rollplex_coordinator.processes.device import EXTERNAL_MPS, GpuDevice, Sharing, open_device
+from rollplex_coordinator.processes.mps import CONTROL, Mps
 from support import fake_mps
 from support.core import make_config
 from support.fake_nvml import FakeNvml
@@ -161,6 +161,23 @@ def test_turns_that_are_asked_for_and_workers_of_somebody_else_s_get_no_daemon(
     assert asked.start(variables, external_workers=False) == Sharing(asked="turns", used="turns")
     theirs = opened(cuda(), tmp_path, FakeNvml())
     assert "somebody else" in theirs.start(variables, external_workers=True).why
+    assert fake_mps.calls(tmp_path) == []
+
+
+def test_workers_of_somebody_else_s_may_have_a_daemon_of_their_own_whose_pipes_are_looked_for(
+    cuda: Callable[..., Config], tmp_path: Path, variables: dict[str, str]
+) -> None:
+    device = opened(cuda(), tmp_path, FakeNvml())
+    pipes = tmp_path / "pipes"
+    pipes.mkdir()
+    variables |= {EXTERNAL_MPS: str(pipes)}
+    assert "where no MPS daemon has its pipes" in device.start(variables, external_workers=True).why
+    (pipes / CONTROL).touch()
+    assert device.start(variables, external_workers=True) == Sharing(asked="mps", used="mps")
+    assert device.mps is None
+    assert device.access.mps == {}  # nothing of ours is its client
+    device.free(77)
+    device.close()
     assert fake_mps.calls(tmp_path) == []
 
 

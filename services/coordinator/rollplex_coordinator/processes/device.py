@@ -18,9 +18,12 @@ from msgspec import Struct
 from rollplex.config.config import Config
 from rollplex.nvml import Gpu, GpuError, check_alone, described, open_gpu
 from rollplex_coordinator.processes.environment import GpuAccess
-from rollplex_coordinator.processes.mps import Mps, MpsError, stop_leftover
+from rollplex_coordinator.processes.mps import CONTROL, Mps, MpsError, stop_leftover
 
 MPS, TURNS = "mps", "turns"
+EXTERNAL_MPS = "ROLLPLEX_MPS_DIRECTORY"
+"""Of this process's environment: where a daemon that somebody else started, for workers that somebody else started, has
+its pipes. Not the variable that the driver reads: this process is no client."""
 LEAVING_S = 5.0
 """How long what an earlier run left on the GPU may still take to go, on top of its own grace time."""
 _PAUSE_S = 0.1
@@ -77,14 +80,15 @@ class GpuDevice:
             external_workers: somebody else starts the workers, and decides how they share.
         """
         asked, why = self.sharing.asked, ""
+        theirs = False
         if asked == MPS and external_workers:
-            why = "the workers were started by somebody else: this coordinator's daemon would not be theirs"
+            theirs, why = _external(variables.get(EXTERNAL_MPS, ""))
         elif asked == MPS:
             try:
                 self.mps = Mps(self._run_dir, self.gpu.info.uuid, variables)
             except MpsError as error:
                 why = str(error)
-        used = TURNS if self.mps is None else MPS
+        used = MPS if theirs or self.mps is not None else TURNS
         self.sharing = Sharing(asked=asked, used=used, why=why)
         if used != asked:
             log.warning("the workers take turns on the GPU, although device.sharing is %s: %s", asked, why)
@@ -127,6 +131,15 @@ def open_device(config: Config, run_dir: Path, find: Callable[[int], Gpu] = open
     except BaseException:
         gpu.close()
         raise
+
+
+def _external(folder: str) -> tuple[bool, str]:
+    """Whether external workers have a daemon of their own; if not, why."""
+    if not folder:
+        return False, "the workers were started by somebody else: this coordinator's daemon would not be theirs"
+    if not (Path(folder) / CONTROL).exists():
+        return False, f"{EXTERNAL_MPS} is {folder}, where no MPS daemon has its pipes ({CONTROL})"
+    return True, ""
 
 
 def _others(gpu: Gpu) -> bool:

@@ -26,6 +26,8 @@ from rollplex.errors import RollplexError
 PROGRAM = "nvidia-cuda-mps-control"
 PIPE_DIRECTORY, LOG_DIRECTORY = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
 LINK = "mps"
+CONTROL = "control"
+"""The pipe by which a daemon is spoken to, in the folder of its pipes."""
 START_S, ANSWER_S, STOP_S, KILL_S = 15.0, 5.0, 10.0, 5.0
 _PID_FILE = f"{PROGRAM}.pid"
 _NAME = b"nvidia-cuda-mps-"
