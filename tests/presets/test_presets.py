@@ -290,7 +290,7 @@ def test_presets_are_found_by_name() -> None:
 
 
 def test_an_unknown_preset_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="tiny or tiny-gpu or small or qwen"):
+    with pytest.raises(ConfigError, match="tiny or tiny-wide or tiny-gpu or small or qwen"):
         write_preset("huge", tmp_path / "x")
     assert not (tmp_path / "x").exists()
 

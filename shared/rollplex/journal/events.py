@@ -307,8 +307,16 @@ class UpdateCommitted(Struct, frozen=True, kw_only=True, tag=True):
     step: Count
     version: Count
     digest: Name
+    """Of several devices that of their digests."""
     start_s: float
     end_s: float
+    """Of the optimizer's step."""
+    refreshed_bytes: Count = 0
+    """Copied to other devices into storage that training and rollout share there, of all devices."""
+    rebuilt_bytes: Count = 0
+    """Copied to storage that only a rollout reads."""
+    published_s: float | None = None
+    """The last copy was done. None where there is one device."""
 
 
 # The vote failed before BEGIN; the version stays.

@@ -63,6 +63,22 @@ TINY: Final = Preset(
     vision_intermediate=128,
     num_parameters=372_544,
 )
+TINY_WIDE: Final = Preset(
+    name="tiny-wide",
+    purpose="tensor parallelism of up to 4 on a host: as many heads of keys and values, and as many of the tower's",
+    vocab=448,
+    hidden=64,
+    layers=2,
+    heads=8,
+    kv_heads=4,
+    intermediate=128,
+    mrope_section=(1, 1, 2),
+    vision_depth=2,
+    vision_hidden=64,
+    vision_heads=4,
+    vision_intermediate=128,
+    num_parameters=372_544,
+)
 TINY_GPU: Final = Preset(
     name="tiny-gpu",
     purpose="the smallest that SGLang and tensor parallelism of 2 take: heads of 64, all widths multiples of 64",
@@ -117,7 +133,7 @@ QWEN_3B: Final = Preset(
     std=0.02,
     words=512,
 )
-PRESETS: Final = {preset.name: preset for preset in (TINY, TINY_GPU, SMALL, QWEN_3B)}
+PRESETS: Final = {preset.name: preset for preset in (TINY, TINY_WIDE, TINY_GPU, SMALL, QWEN_3B)}
 
 
 def model_config(preset: Preset, ids: TokenIds) -> dict[str, object]:

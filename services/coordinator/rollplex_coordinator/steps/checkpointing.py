@@ -1,6 +1,6 @@
 """Asks for checkpoints, journals them, and prunes old ones.
 
-Owns which folders stay. The trainer writes them; the gate is open and nothing else runs meanwhile. A stop waits for
+Owns which folders stay. The trainer writes them, of several the first; the gate is open and nothing else runs meanwhile. A stop waits for
 it for a few seconds, then interrupts it: a folder has its name only once it is whole.
 """
 
@@ -18,7 +18,6 @@ from rollplex.errors import CheckpointError
 from rollplex.journal import events
 from rollplex.journal.phases import Phase
 from rollplex.latest import link_latest
-from rollplex.protocol.common import Role
 from rollplex.protocol.trainer import CheckpointSaved, SaveCheckpoint
 from rollplex_coordinator.steps.context import Context
 
@@ -82,9 +81,9 @@ class Checkpoints:
         c.record.enter(Phase.CHECKPOINT)
         c.memory.enter(Phase.CHECKPOINT)
         c.link.begin_atomic()
-        saved = c.link.call(
-            Role.TRAINER,
-            lambda cause: SaveCheckpoint(
+        saved = c.link.call_team(
+            c.fleet.trainers[0].only(0),
+            lambda cause, _rank: SaveCheckpoint(
                 cause=cause, step=step, version=version, folder=str(folder), state_json=self._state(step, version)
             ),
             f"save version {version} to {folder}",

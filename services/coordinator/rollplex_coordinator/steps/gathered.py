@@ -11,6 +11,7 @@ from rollplex.advantages import group_advantages
 from rollplex.protocol.common import Logprobs, Responses
 from rollplex.protocol.reward import GroupRewarded, RewardFailed, RewardPart
 from rollplex.protocol.trainer import Algorithm
+from rollplex_coordinator.decisions.busy import Span
 
 
 @dataclass(kw_only=True)
@@ -21,7 +22,7 @@ class Gathered:
     rewards: float64 [G] per group, all NaN for a group that is skipped. by_function: the same per reward function.
     parts: what functions report beside their rewards.
     rewarded: of groups whose texts are written down. stopped: per sample whether it ended by a stop id. prefix_spans,
-    rollout_span: begin and end, seconds.
+    rollout_span: begin and end, seconds. spans: of every unit, with the devices that computed it.
     """
 
     responses: dict[int, Responses] = field(default_factory=dict)
@@ -36,6 +37,7 @@ class Gathered:
     skipped: dict[int, RewardFailed] = field(default_factory=dict)
     prefix_spans: list[tuple[float, float]] = field(default_factory=list)
     rollout_span: tuple[float, float] = (0.0, 0.0)
+    spans: list[Span] = field(default_factory=list)
 
     def advantages(self, group: int, algorithm: Algorithm) -> tuple[float, ...]:
         """[G], as the trainer has them; NaN for a response without a reward. All groups of the step are rewarded."""

@@ -15,6 +15,7 @@ from rollplex.config.checks import TRAIN
 from rollplex.data.order import epochs
 from rollplex.journal.events import IterationDone, IterationStarted
 from rollplex.journal.phases import Phase
+from rollplex_coordinator.decisions.busy import idle_s
 from rollplex_coordinator.decisions.instructions import Mode
 from rollplex_coordinator.decisions.plan import plan_step
 from rollplex_coordinator.decisions.reported import finite, part_means
@@ -61,6 +62,8 @@ class Iteration:
             decode_prompts=config.decode_prompts,
             prefix_prompts=config.prefix_prompts,
             suffix_prompts=config.suffix_prompts,
+            engines=len(c.fleet.engines),
+            replicas=len(c.fleet.trainers),
         )
         c.gate.begin_step(self._step, plan.num_groups, [unit.groups for unit in plan.prefix])
         c.record.append(IterationStarted(step=self._step, version=version, rows=self._rows))
@@ -82,7 +85,17 @@ class Iteration:
         metrics["updated"] = float(updated)
         if config.rollout.engine == "replay":
             metrics["replayed"] = 1.0
-        return self._write(version, metrics, gathered, time.monotonic() - started)
+        seconds = time.monotonic() - started
+        times = {"time/step_s": seconds} | self._device_times(update, gathered, seconds)
+        return self._write(version, metrics, gathered, times)
+
+    def _device_times(self, update: Update, gathered: Gathered, seconds: float) -> dict[str, float]:
+        """How long copying and having nothing to do took, where there are several devices."""
+        if self._c.fleet.single:
+            return {}
+        idle = idle_s(self._c.fleet.devices, (*gathered.spans, *update.spans), seconds)
+        times = {f"time/idle/{device}_s": value for device, value in idle.items()}
+        return times if update.publish_s is None else {"time/publish_s": update.publish_s, **times}
 
     def _token_metrics(self, inputs: StepInputs, gathered: Gathered) -> dict[str, float]:
         """Numbers of tokens (media in their expanded form) and of passes over the data, all as TRL counts them."""
@@ -98,11 +111,13 @@ class Iteration:
             "epoch": epochs(self._step + 1, len(self._rows), c.data.usable(TRAIN), shuffle=c.config.data.shuffle),
         }
 
-    def _write(self, version: int, metrics: dict[str, float], gathered: Gathered, seconds: float) -> dict[str, object]:
+    def _write(
+        self, version: int, metrics: dict[str, float], gathered: Gathered, more_times: dict[str, float]
+    ) -> dict[str, object]:
         """metrics.jsonl: what depends on the clock has the prefix time/."""
         c = self._c
         times = {f"time/{phase.name.lower()}_s": value for phase, value in c.record.phase_seconds.items()}
-        times["time/step_s"] = seconds
+        times |= more_times
         if c.memory.observer is not None:
             times |= c.memory.observer.metrics()
         times["time/prefix_in_window"] = _share_inside(gathered.prefix_spans, gathered.rollout_span)

@@ -19,6 +19,7 @@ from rollplex.protocol.prefix import PrefixBackwardDone, PrefixReady, SuffixScor
 from rollplex.protocol.reward import GroupRewarded, RewardFailed
 from rollplex.protocol.rollout import GroupFinished, Prefilled, UnitGenerated
 from rollplex.protocol.trainer import SuffixTrained
+from rollplex_coordinator.decisions.busy import Span
 from rollplex_coordinator.decisions.instructions import (
     Ask,
     Backward,
@@ -149,7 +150,7 @@ class TrainStep:
 
     def _on_generated(self, peer: Peer, message: UnitGenerated) -> None:
         start, end = self._g.rollout_span
-        self._g.rollout_span = (start or message.start_s, max(end, message.end_s))
+        self._g.rollout_span = (min(start or message.start_s, message.start_s), max(end, message.end_s))
         self._unit(peer, UnitKind.GENERATE, message.unit, self._plan.decode[message.unit], message)
         self._c.memory.measured(message.held)
         self._orders.give_back("generate", message.unit)
@@ -232,6 +233,9 @@ class TrainStep:
         self._do(self._schedule.backward_done(message.unit))
 
     def _unit(self, peer: Peer, kind: UnitKind, unit: int, groups: tuple[int, ...], answer: _Timed) -> None:
+        """peer: who answered for its team."""
+        devices = self._c.link.team_of(peer).devices
+        self._g.spans.append(Span(devices=devices, start_s=answer.start_s, end_s=answer.end_s))
         self._c.record.append(
             events.UnitDone(
                 step=self._step,

@@ -93,9 +93,9 @@ def workload(
     group_size: Annotated[int, typer.Option(min=2, metavar="N", help="Responses of each prompt.")] = 8,
     prompts: Annotated[int, typer.Option(min=1, metavar="N", help="Prompts of each iteration.")] = 2,
     steps: Annotated[int, typer.Option(min=1, metavar="N", help="Iterations with rows of their own.")] = 4,
-    preset: Annotated[str, typer.Option(metavar="NAME", help="The model: small, tiny, tiny-gpu, qwen2.5-vl-3b.")] = (
-        "small"
-    ),
+    preset: Annotated[
+        str, typer.Option(metavar="NAME", help="The model: small, tiny, tiny-wide, tiny-gpu, qwen2.5-vl-3b.")
+    ] = "small",
     device: Annotated[str, typer.Option(metavar="host|cuda", help="What it is to run on.")] = "host",
 ) -> None:
     """Write a workload for it; run nothing.
