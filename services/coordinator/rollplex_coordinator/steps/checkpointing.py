@@ -1,7 +1,7 @@
 """Asks for checkpoints, journals them, and prunes old ones.
 
-Owns which folders stay. The trainer writes them, of several the first; the gate is open and nothing else runs meanwhile. A stop waits for
-it for a few seconds, then interrupts it: a folder has its name only once it is whole.
+Owns which folders stay. The trainer writes them, of several the first; the gate is open and nothing else runs
+meanwhile. A stop waits for it for a few seconds, then interrupts it: a folder has its name only once it is whole.
 """
 
 from __future__ import annotations
