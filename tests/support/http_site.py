@@ -7,8 +7,17 @@ from typing import Self
 
 import httpx
 
-from rollplex.journal.events import StopWhen
-from rollplex.protocol.common import Kind, Role
+from rollplex.journal.events import (
+    ErrorRaised,
+    EvalDone,
+    GroupFinished,
+    IterationDone,
+    StopWhen,
+    UnitDone,
+    UnitKind,
+    UpdateCommitted,
+)
+from rollplex.protocol.common import ErrorReport, Kind, Role
 from rollplex_coordinator.http.app import create_app
 from rollplex_coordinator.http.control import Control
 from rollplex_coordinator.http.listening import listen
@@ -143,3 +152,16 @@ class Site:
     def __exit__(self, *_: object) -> None:
         self.server.stop()
         self.journal.close()
+
+
+def fill(site: Site) -> None:
+    """Events of one step in its journal, one of each kind that metrics count."""
+    generate = UnitKind.GENERATE
+    site.journal.append(UnitDone(step=1, kind=generate, unit=0, service="r", start_s=1.0, end_s=3.5, vision_prompts=4))
+    site.journal.append(UnitDone(step=1, kind=generate, unit=1, service="r", start_s=3.5, end_s=4.0, vision_prompts=2))
+    site.journal.append(GroupFinished(step=1, group=0, row=3, lengths=(5, 7, 9), end_s=4.0))
+    site.journal.append_durable(UpdateCommitted(step=1, version=1, digest="d", start_s=5.0, end_s=5.25))
+    site.journal.append(IterationDone(step=1, version=1, metrics={"reward": 0.25, "kl": None}))
+    site.journal.append(EvalDone(step=1, version=1, name="held-out", metrics={"accuracy": 0.9}))
+    site.journal.append(ErrorRaised(error=ErrorReport(kind="RewardError", what="it raised"), phase="TRAIN"))
+    site.journal.flush()

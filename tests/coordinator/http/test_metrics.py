@@ -7,18 +7,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from rollplex.errors import WaitError
-from rollplex.journal.events import (
-    ErrorRaised,
-    EvalDone,
-    GroupFinished,
-    IterationDone,
-    UnitDone,
-    UnitKind,
-    UpdateCommitted,
-)
-from rollplex.protocol.common import ErrorReport
 from rollplex_coordinator.http.metrics import Metrics
-from support.http_site import Site
+from support.http_site import Site, fill
 
 MakeSite = Callable[..., "Site"]
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -39,23 +29,11 @@ def value(samples: Samples, name: str, /, **labels: str) -> float:
     return samples[name, frozenset(labels.items())]
 
 
-def fill(site: Site) -> None:
-    generate = UnitKind.GENERATE
-    site.journal.append(UnitDone(step=1, kind=generate, unit=0, service="r", start_s=1.0, end_s=3.5, vision_prompts=4))
-    site.journal.append(UnitDone(step=1, kind=generate, unit=1, service="r", start_s=3.5, end_s=4.0, vision_prompts=2))
-    site.journal.append(GroupFinished(step=1, group=0, row=3, lengths=(5, 7, 9), end_s=4.0))
-    site.journal.append_durable(UpdateCommitted(step=1, version=1, digest="d", start_s=5.0, end_s=5.25))
-    site.journal.append(IterationDone(step=1, version=1, metrics={"reward": 0.25, "kl": None}))
-    site.journal.append(EvalDone(step=1, version=1, name="held-out", metrics={"accuracy": 0.9}))
-    site.journal.append(ErrorRaised(error=ErrorReport(kind="RewardError", what="it raised"), phase="TRAIN"))
-    site.journal.flush()
-
-
 def test_the_core_is_shown_as_it_stands(make_site: MakeSite) -> None:
     with make_site().client() as client:
         samples = scrape(client)
     assert value(samples, "rollplex_core_answers") == 1
-    assert value(samples, "rollplex_run", run="r1", schedule="overlap") == 1
+    assert value(samples, "rollplex_run_info", run="r1", schedule="overlap") == 1
     assert value(samples, "rollplex_phase", phase="ROLLOUT") == 1
     assert sum(v for (name, _), v in samples.items() if name == "rollplex_phase") == 1
     assert value(samples, "rollplex_weights_version") == 4

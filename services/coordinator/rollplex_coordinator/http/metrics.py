@@ -172,7 +172,7 @@ class _Core(Collector):
 
 
 def _of_status(status: StatusView) -> Families:
-    yield _table("rollplex_run", "The run.", ["run", "schedule"], [((status.run, status.schedule), 1)])
+    yield _table("rollplex_run_info", "The run: a constant 1.", ["run", "schedule"], [((status.run, status.schedule), 1)])
     phases = [((phase.name,), float(phase.name == status.phase)) for phase in Phase]
     yield _table("rollplex_phase", "1: the run is in this phase.", ["phase"], phases)
     yield _gauge("rollplex_step", "The present iteration.", status.step)
