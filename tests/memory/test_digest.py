@@ -15,7 +15,7 @@ import torch
 from rollplex.errors import SegmentError
 from rollplex.layout.parameters import HEADER_BYTES, ParameterTable, align
 from rollplex.memory import Backend, Mapping
-from rollplex.memory.digest import digest, host_lanes, seal
+from rollplex.memory.digest import TableDigest, digest, host_lanes, seal
 from rollplex.memory.digest_device import lanes
 
 
@@ -119,6 +119,38 @@ def test_words_that_swap_places_and_signs_that_change_in_pairs_are_seen() -> Non
 
 def test_zeros_at_the_end_count() -> None:
     assert len({seal("ab" * 32, n, host_lanes(bytes(8 * n))) for n in range(5)}) == 5
+
+
+def test_of_one_device_among_several_it_is_over_the_segments_own_size(memory: Backend, table: ParameterTable) -> None:
+    content = random.Random(7).randbytes(1000 * 256 - HEADER_BYTES)
+    fd = memory.create(HEADER_BYTES + len(content), "weights")
+    with memory.map(fd, HEADER_BYTES + len(content)) as mapping:
+        mapping.write(HEADER_BYTES, content)
+        assert digest(mapping, table, HEADER_BYTES + len(content)) == slow_digest(content, table.hash)
+        with pytest.raises(SegmentError, match="smaller"):
+            digest(mapping, table, HEADER_BYTES + len(content) + 256)
+    os.close(fd)
+
+
+def test_entries_given_one_after_the_other_have_the_digest_of_the_segment(
+    mapping: Mapping, table: ParameterTable
+) -> None:
+    draw = random.Random(9)
+    for entry in table.entries:
+        mapping.write(entry.offset, draw.randbytes(entry.size_bytes))
+    running = TableDigest(table)
+    for entry in table.entries:
+        running.add(mapping.read(entry.offset, entry.size_bytes))
+    assert running.result() == digest(mapping, table)
+
+
+def test_an_entry_of_another_size_or_one_that_is_missing_is_no_digest(table: ParameterTable) -> None:
+    running = TableDigest(table)
+    with pytest.raises(SegmentError, match="another size"):
+        running.add(bytes(table.entries[0].size_bytes + 1))
+    running.add(bytes(table.entries[0].size_bytes))
+    with pytest.raises(AssertionError, match=f"1 of {len(table.entries)} entries"):
+        running.result()
 
 
 def test_a_segment_without_room_for_the_parameters_is_refused(memory: Backend, table: ParameterTable) -> None:

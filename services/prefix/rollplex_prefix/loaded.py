@@ -88,7 +88,7 @@ class LoadedPrefix:
 
     def digest(self) -> str:
         """Of the weights, as this process has them mapped."""
-        return digest(self.mapping, self.table)
+        return digest(self.mapping, self.table, self.total_bytes)
 
 
 def _agreed_table(spec: ModelSpec, shape: ModelShape) -> ParameterTable:

@@ -174,7 +174,7 @@ class Setup:
 
     def digest(self) -> str:
         """`rollplex.memory.digest.digest` of the weights, as this process has them mapped."""
-        return digest(self.actor, self.table)
+        return digest(self.actor, self.table, self.weight_bytes)
 
 
 Announce: TypeAlias = Callable[[FinishedGroup], None]

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollplex.errors import SegmentError
-from rollplex.layout.parameters import ParameterTable
+from rollplex.layout.parameters import ParameterTable, align
 from rollplex.memory.segment import Mapping
 from rollplex.protocol.common import Memory
 
@@ -40,20 +40,27 @@ _CHUNK_WORDS: Final = 2**15
 """All arrays of a chunk fit into a core's own cache."""
 
 
-def digest(mapping: Mapping, table: ParameterTable) -> str:
+def digest(mapping: Mapping, table: ParameterTable, total_bytes: int | None = None) -> str:
     """64 hexadecimal digits. Nothing may be written meanwhile. About 1 GB/s in host memory; torch is imported only for
     memory of a GPU.
+
+    Args:
+        mapping: of the segment.
+        table: of the whole model, whatever the segment holds of it.
+        total_bytes: of the segment, where it is one device's of several (`rollplex.layout.parallel.plan`); the table's
+            unless given.
 
     Raises:
         SegmentError: the segment is smaller than the table.
     """
-    if mapping.size_bytes < table.total_bytes:
+    total_bytes = table.total_bytes if total_bytes is None else total_bytes
+    if mapping.size_bytes < total_bytes:
         raise SegmentError(
             "A segment is smaller than its parameters",
             got=f"{mapping.size_bytes} bytes",
-            needed=f"{table.total_bytes}",
+            needed=f"{total_bytes}",
         )
-    size_bytes = table.total_bytes - table.header_bytes
+    size_bytes = total_bytes - table.header_bytes
     if mapping.memory is Memory.HOST:
         with mapping.view(table.header_bytes, size_bytes) as content:
             lanes = host_lanes(content)
@@ -73,15 +80,52 @@ def seal(table_hash: str, num_words: int, lanes: tuple[int, int]) -> str:
 
 def host_lanes(content: memoryview | bytes) -> tuple[int, int]:
     """Both lanes of some bytes."""
+    lanes = [0, 0]
+    _add_bytes(lanes, content, 0)
+    return lanes[0], lanes[1]
+
+
+class TableDigest:
+    """The digest that a segment with the whole table would have, of entries that are given one after the other."""
+
+    def __init__(self, table: ParameterTable) -> None:
+        self._table = table
+        self._lanes = [0, 0]
+        self._given = 0
+        self._words = 0
+
+    def add(self, content: memoryview | bytes) -> None:
+        """The bytes of the next entry of the table, in its order. Raises SegmentError if they are not as many."""
+        entry = self._table.entries[self._given]
+        if len(content) != entry.size_bytes:
+            raise SegmentError(
+                "An entry has another size", got=f"{len(content)} bytes", needed=f"{entry.size_bytes}", where=entry.name
+            )
+        end = (entry.offset + align(entry.size_bytes) - self._table.header_bytes) // WORD_BYTES
+        whole = len(content) // WORD_BYTES * WORD_BYTES
+        _add_bytes(self._lanes, content[:whole], self._words)
+        rest = bytes(content[whole:])
+        self._words += whole // WORD_BYTES
+        _add_bytes(self._lanes, rest.ljust((end - self._words) * WORD_BYTES, b"\0"), self._words)
+        self._words = end
+        self._given += 1
+
+    def result(self) -> str:
+        """64 hexadecimal digits, when all entries are given."""
+        if self._given != len(self._table.entries):
+            raise AssertionError(f"{self._given} of {len(self._table.entries)} entries")
+        return seal(self._table.hash, self._words, (self._lanes[0], self._lanes[1]))
+
+
+def _add_bytes(lanes: list[int], content: memoryview | bytes, first: int) -> None:
+    """first: number of the first word."""
     whole = len(content) // WORD_BYTES * WORD_BYTES
     words = np.frombuffer(content, dtype="<u8", count=whole // WORD_BYTES)
-    lanes = [0, 0]
     for start in range(0, len(words), _CHUNK_WORDS):
-        _add(lanes, words[start : start + _CHUNK_WORDS], start)
+        _add(lanes, words[start : start + _CHUNK_WORDS], first + start)
     if whole < len(content):
         last = bytes(content[whole:]).ljust(WORD_BYTES, b"\0")
-        _add(lanes, np.frombuffer(last, dtype="<u8"), len(words))
-    return lanes[0], lanes[1]
+        _add(lanes, np.frombuffer(last, dtype="<u8"), first + len(words))
 
 
 def first_key(index: int) -> int:
