@@ -1,8 +1,9 @@
-"""What every test gets: one torch thread, and no way to reach a model hub."""
+"""What every test gets: one torch thread, no way to reach a model hub, and workers that start warm."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
@@ -16,6 +17,15 @@ def _one_torch_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _warm_workers() -> Iterator[None]:
+    """Workers are forked from a process that has torch already (support.warm)."""
+    from support.warm import warm_process
+
+    with warm_process():
+        yield
 
 
 SLOW = (

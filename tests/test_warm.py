@@ -1,0 +1,123 @@
+"""Workers that are forked from the warm process of the tests: like started ones, in all that a test could see."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollplex.protocol.common import Role
+from rollplex_coordinator.processes.environment import environment_of
+from support.warm import COLD, warm_process
+
+DEADLINE_S = 30.0
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "warm_probe", *arguments]
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """As a worker of a node gets it."""
+    return {**environment_of(Role.TRAINER, os.environ, 1, None), **variables}
+
+
+def run(*arguments: str, env: Mapping[str, str], **given: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*arguments), env=dict(env), capture_output=True, text=True, timeout=DEADLINE_S, check=False, **given
+    )
+
+
+def is_warm(env: Mapping[str, str], **given: Any) -> bool:
+    return run("warm", env=env, **given).stdout.endswith("True\n")
+
+
+@contextmanager
+def begun(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A process that prints its pid; a handle of the process that printed it."""
+    with ExitStack() as stack:
+        process = subprocess.Popen(command(*arguments), env=environment(), stdout=subprocess.PIPE, text=True)
+        stack.callback(process.communicate)
+        stack.callback(process.kill)
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        assert pid != process.pid, "it was not forked"
+        pidfd = os.pidfd_open(pid)
+        stack.callback(os.close, pidfd)
+        yield process, pidfd
+
+
+def ends(pidfd: int) -> bool:
+    return bool(select.select([pidfd], [], [], DEADLINE_S)[0])
+
+
+def test_a_worker_of_a_node_is_forked_and_a_cold_one_is_not() -> None:
+    assert is_warm(environment())
+    assert not is_warm(environment(**COLD))
+
+
+def test_a_forked_worker_sees_what_a_started_one_sees(tmp_path: Path) -> None:
+    found = {}
+    for name, more in (("forked", {"A": "ü\udcff"}), ("started", {"A": "ü\udcff", **COLD})):
+        old = os.umask(0o027)
+        try:
+            done = run("see", env=environment(**more), cwd=tmp_path, input="said", start_new_session=True)
+        finally:
+            os.umask(old)
+        assert done.returncode == 0, done.stderr
+        found[name] = json.loads(done.stdout)
+    differing = {
+        key: (found["forked"][key], value) for key, value in found["started"].items() if found["forked"][key] != value
+    }
+    seen = differing.pop("environment")
+    assert {key for key in seen[0] if seen[0][key] != seen[1].get(key)} == set(COLD)
+    assert differing == {}
+
+
+@pytest.mark.parametrize(
+    "how", [["exit", "0"], ["exit", "7"], ["raise"], ["signal", "9"], ["signal", "15"], ["signal", "6"]], ids=" ".join
+)
+def test_it_ends_as_the_started_one(how: list[str]) -> None:
+    forked, started = run(*how, env=environment()), run(*how, env=environment(**COLD))
+    assert forked.returncode == started.returncode
+    assert forked.stdout == started.stdout
+    assert forked.stderr.splitlines()[-1:] == started.stderr.splitlines()[-1:]
+
+
+def test_a_signal_reaches_it_and_its_answer_comes_back() -> None:
+    with begun("obey") as (process, _):
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(DEADLINE_S) == signal.SIGTERM + 1
+
+
+@pytest.mark.parametrize("doing", ["wait", "stand still"])
+def test_it_is_killed_with_the_process_that_stands_for_it(doing: str) -> None:
+    with begun(doing) as (process, pidfd):
+        process.kill()
+        assert ends(pidfd)
+
+
+def test_all_end_with_the_warm_process() -> None:
+    with warm_process(modules=()) as pid, begun("wait") as (process, pidfd):
+        os.kill(pid, signal.SIGKILL)
+        assert ends(pidfd)
+        assert process.wait(DEADLINE_S) == -signal.SIGKILL
+
+
+def test_what_a_fork_could_not_give_is_started() -> None:
+    assert not is_warm(environment(OMP_NUM_THREADS="2"))
+    assert not is_warm(environment(PYTHONPATH=f"{os.environ['PYTHONPATH']}:/elsewhere"))
+    with Path(__file__).open("rb") as file:
+        assert not is_warm(environment(), pass_fds=[file.fileno()])
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert not is_warm(environment(), preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (100, most)))
