@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from rollplex.bench import gap, hbm
+from rollplex.bench import gap, hbm, parallel
 from rollplex.bench.gap import read_gaps, tables
 from rollplex.bench.gradients import Comparison, compare_gradients, table_of
 from rollplex.bench.lengths import parse_lengths
@@ -17,6 +17,7 @@ from rollplex.bench.plot import check_plot, write_plot
 from rollplex.bench.report import report
 from rollplex.bench.rows import Row, choose_modes, choose_rows
 from rollplex.bench.schedules import Plan, run_schedules
+from rollplex.bench.tables import markdown as in_markdown
 from rollplex.bench.tables import plain
 from rollplex.bench.workload import Wanted, write_workload
 from rollplex.cli.output import say
@@ -128,6 +129,47 @@ def bench_gradients(
         say(f"{stopped}; the same command with --out {out} goes on")
         return stopped.exit_code
     for line in plain(table_of(compared)):
+        say(line)
+    return EXIT_FAILED if compared.exceeded else 0
+
+
+def bench_parallel(
+    config: Path,
+    *,
+    overrides: Sequence[str],
+    layouts: str,
+    iterations: int,
+    limit: int,
+    out: Path | None,
+    runs_dir: Path,
+    markdown: bool,
+    command: str,
+    run: parallel.RunNode | None = None,
+) -> int:
+    """Compare several devices with one and print the table; 0, 1 if a gradient is further from the one device's than it
+    may be, or as a signal has it.
+
+    Raises:
+        RollplexError: as `compare_layouts`.
+    """
+    out = (out or fresh(runs_dir, f"parallel-{timestamp()}")).absolute()
+    wanted = parallel.Wanted(
+        config=config,
+        overrides=overrides,
+        layouts=parallel.parse_layouts(layouts),
+        iterations=iterations,
+        out=out,
+        limit=limit,
+        command=command,
+    )
+    say(f"folder {out}")
+    try:
+        compared = parallel.compare_layouts(wanted, say=say, run=run or parallel.run)
+    except StoppedError as stopped:
+        say(f"{stopped}; the same command with --out {out} goes on")
+        return stopped.exit_code
+    table = parallel.table_of(compared)
+    for line in in_markdown(table) if markdown else plain(table):
         say(line)
     return EXIT_FAILED if compared.exceeded else 0
 

@@ -1,4 +1,4 @@
-"""`rollplex bench`: schedules, workload, gradients, gap, hbm, memory."""
+"""`rollplex bench`: schedules, workload, gradients, parallel, gap, hbm, memory."""
 
 from __future__ import annotations
 
@@ -154,6 +154,44 @@ def gradients(
         limit=only,
         out=out,
         runs_dir=read_environment().runs_dir,
+        command=shlex.join(["rollplex", *sys.argv[1:]]),
+    )
+    raise typer.Exit(code)
+
+
+@bench.command()
+def parallel(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the workload, of one device.")],
+    *,
+    layouts: Annotated[
+        str, typer.Option(metavar="LIST", help="Training TP x replicas / rollout TP x engines, with commas.")
+    ] = "4x1/2x2,2x2/1x4,1x4/2x2",
+    iterations: Annotated[int, typer.Option(min=1, metavar="N", help="Iterations of each.")] = 5,
+    only: Annotated[int, typer.Option(min=0, metavar="N", help="At most so many nodes; the next call goes on.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The folder; one begun is gone on with. Default: new, in runs.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="A.B=V", help="Override a key of CONFIG. May be repeated.")
+    ] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the result in Markdown.")] = False,
+) -> None:
+    """Compare several devices with one.
+
+    Each iteration of each layout goes on from the one device's checkpoint and replays its responses. Exit code 1 if a
+    gradient is further from the one device's than it may be.
+    """
+    from rollplex.cli.bench import bench_parallel  # noqa: PLC0415 - help stays quick
+
+    code = bench_parallel(
+        config,
+        overrides=set_ or [],
+        layouts=layouts,
+        iterations=iterations,
+        limit=only,
+        out=out,
+        runs_dir=read_environment().runs_dir,
+        markdown=markdown,
         command=shlex.join(["rollplex", *sys.argv[1:]]),
     )
     raise typer.Exit(code)

@@ -1,0 +1,156 @@
+"""The comparison of several devices with one, with a fake instead of nodes: what each is told, and where it begins."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from rollplex.bench.nodes import Command, Node, StoppedError
+from rollplex.bench.parallel import Wanted, compare_layouts, parse_layouts, table_of
+from rollplex.bench.workload import Workload
+from rollplex.cli.bench import bench_parallel
+from rollplex.cli.start import prepare
+from rollplex.errors import ConfigError, RollplexError
+from rollplex.layout.parameters import gradient_table, parameter_table
+from rollplex.layout.shape import read_shape
+
+METRICS = {"refreshed_bytes": 30.0, "rebuilt_bytes": 4.0, "time/publish_s": 0.002, "time/step_s": 2.0}
+
+
+class Nodes:
+    """Leaves gradients of ones, off by `off[name]` of themselves; keeps names, overrides and commands in order."""
+
+    def __init__(self, workload: Workload, **off: float) -> None:
+        shape = read_shape(workload.config.parent / "model")
+        table = gradient_table(parameter_table(shape, dtype="float32", freeze_vision=False))
+        self._numbers = table.total_bytes // 4
+        self._off = off
+        self.nodes: list[Node] = []
+        self.commands: list[list[str]] = []
+        self.fails_at = ""
+
+    @property
+    def names(self) -> list[str]:
+        return [node.what for node in self.nodes]
+
+    def __call__(self, node: Node, command: Command) -> Path:
+        if node.what == self.fails_at:
+            raise RollplexError("the node broke")
+        prepared = prepare(node.config, list(node.overrides), node.run_dir, node.run_dir.parent)
+        self.nodes.append(node)
+        self.commands.append(command(prepared, node.iterations))
+        (node.run_dir / "gradients").mkdir()
+        steps = range(node.iterations) if node.what == "one" else [int(node.what[-1])]
+        for step in steps:
+            gradient = torch.full((self._numbers,), 1.0 + self._off.get(node.what, 0.0))
+            (node.run_dir / "gradients" / f"step_{step}.bin").write_bytes(gradient.numpy().tobytes())
+        if node.what == "one":
+            for step in steps:
+                (node.run_dir / "checkpoints" / f"step_{step + 1}").mkdir(parents=True)
+        idle = {f"time/idle/0:{device}_s": 0.5 for device in range(4)}
+        (node.run_dir / "metrics.jsonl").write_text(json.dumps({**METRICS, **idle}) + "\n")
+        return node.run_dir
+
+
+@pytest.fixture
+def wanted(workload: Workload, tmp_path: Path) -> Wanted:
+    return Wanted(
+        config=workload.config,
+        overrides=["run.seed=3"],
+        layouts=parse_layouts("2x1/1x2, 1x2/2x1"),
+        iterations=2,
+        out=tmp_path / "out",
+    )
+
+
+def _silent(_: str) -> None:
+    pass
+
+
+def test_every_iteration_goes_on_from_the_one_devices_checkpoint_before_it(workload: Workload, wanted: Wanted) -> None:
+    nodes = Nodes(workload)
+    compared = compare_layouts(wanted, say=_silent, run=nodes)
+    assert nodes.names == ["one", "2x1-1x2-0", "2x1-1x2-1", "1x2-2x1-0", "1x2-2x1-1"]
+    reference, first, second, *_ = nodes.nodes
+    assert {"run.keep_gradients=true", "checkpoint.every=1", "parallel.devices=1"} <= set(reference.overrides)
+    assert {"parallel.devices=2", "parallel.training=2", "parallel.rollout=1"} <= set(first.overrides)
+    assert {"parallel.training=1", "parallel.rollout=2"} <= set(nodes.nodes[3].overrides)
+    assert f"rollout.replay={reference.run_dir / 'completions.jsonl'}" in second.overrides
+    assert "--resume" not in nodes.commands[1]
+    assert "--resume" in nodes.commands[2]
+    assert nodes.commands[2][nodes.commands[2].index("--iterations") + 1] == "2"
+    assert [folder.name for folder in (second.run_dir / "checkpoints").iterdir()] == ["step_1"]
+    assert compared.exceeded == ()
+    assert len(list(wanted.out.rglob("*.bin"))) == 2, "only the one device's stay"
+
+
+def test_a_gradient_that_is_too_far_is_named_by_its_layout(workload: Workload, wanted: Wanted) -> None:
+    compared = compare_layouts(wanted, say=_silent, run=Nodes(workload, **{"1x2-2x1-1": 1e-4, "2x1-1x2-0": 1e-6}))
+    assert compared.exceeded == ("1x2/2x1",)
+    assert compared.found["1x2/2x1"][1].difference.whole == pytest.approx(1e-4, rel=0.1)
+    row = table_of(compared).rows[3]
+    assert row[:3] == ("1x2/2x1", "1", "1.00e-04")
+    assert row[-4:] == ("30", "4", "2.0", "25% 25%")
+
+
+def test_a_comparison_that_was_ended_goes_on_with_the_node_that_is_missing(workload: Workload, wanted: Wanted) -> None:
+    first = Nodes(workload)
+    first.fails_at = "1x2-2x1-0"
+    with pytest.raises(RollplexError, match="the node broke"):
+        compare_layouts(wanted, say=_silent, run=first)
+    second = Nodes(workload)
+    compare_layouts(wanted, say=_silent, run=second)
+    assert second.names == ["1x2-2x1-0", "1x2-2x1-1"]
+
+
+def test_no_more_nodes_than_asked_for_are_started_at_a_time(workload: Workload, wanted: Wanted) -> None:
+    limited = Wanted(**{**vars(wanted), "limit": 2})
+    turns = [Nodes(workload) for _ in range(3)]
+    for nodes in turns:
+        compare_layouts(limited, say=_silent, run=nodes)
+    assert [len(nodes.names) for nodes in turns] == [2, 2, 1]
+
+
+def test_the_folder_of_another_comparison_is_refused(workload: Workload, wanted: Wanted) -> None:
+    compare_layouts(wanted, say=_silent, run=Nodes(workload))
+    with pytest.raises(ConfigError, match="2 iterations in float32 there, 3 in float32 now"):
+        compare_layouts(Wanted(**{**vars(wanted), "iterations": 3}), say=_silent, run=Nodes(workload))
+
+
+@pytest.mark.parametrize("text", ["4x1", "4x1/2x1", "0x1/1x0", "4/4", "4x1/2x2,", "axb/cxd"])
+def test_what_is_no_layout_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="no layout of devices"):
+        parse_layouts(text)
+
+
+@pytest.mark.parametrize(("off", "code"), [({}, 0), ({"2x1-1x2-0": 1e-3}, 1)])
+def test_the_command_prints_a_line_for_each_iteration_and_fails_if_one_is_too_far(
+    workload: Workload, tmp_path: Path, capsys: pytest.CaptureFixture[str], off: dict[str, float], code: int
+) -> None:
+    found = bench_parallel(
+        workload.config,
+        overrides=[],
+        layouts="2x1/1x2",
+        iterations=1,
+        limit=0,
+        out=tmp_path / "out",
+        runs_dir=tmp_path,
+        markdown=True,
+        command="rollplex bench parallel",
+        run=Nodes(workload, **off),
+    )
+    assert found == code
+    assert "| 2x1/1x2 | 0 |" in capsys.readouterr().out
+
+
+def test_a_signal_ends_the_command_with_its_code(workload: Workload, tmp_path: Path) -> None:
+    def stop(_node: Node, _command: Command) -> Path:
+        stopped = StoppedError("The bench was stopped")
+        stopped.exit_code = 130
+        raise stopped
+
+    given = {"overrides": [], "layouts": "2x1/1x2", "iterations": 1, "limit": 0, "markdown": False, "command": ""}
+    assert bench_parallel(workload.config, out=tmp_path / "out", runs_dir=tmp_path, run=stop, **given) == 130  # type: ignore[arg-type]
