@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -13,16 +13,12 @@ from torch import Tensor, autograd
 from rollplex.errors import SegmentError, StaleWeightsError, StateError
 from rollplex.layout.parameters import gradient_table
 from rollplex.memory.digest import digest
-from rollplex.memory.tensors import hf_views, padding
-from rollplex.model.build import build
-from rollplex.model.prefix import leaf_state
-from rollplex.model.responses import join_values, response_batch
-from rollplex.model.suffix import suffix_forward
+from rollplex.memory.tensors import padding
+from rollplex.model.responses import join_values
 from rollplex.protocol.common import Committed, DigestRequest, Responses
 from rollplex.protocol.prefix import Which
 from rollplex_prefix.service import PrefixService
-from support.prefix import STEP, TEMPERATURE, VERSION, World
-from support.tiny import NEVER_SAMPLED
+from support.prefix import STEP, VERSION, Trainer, World, distance, weights_for
 
 MakeWorld = Callable[..., World]
 ALL = (0, 1, 2, 3)
@@ -35,53 +31,8 @@ def split_tokens(response: Responses) -> list[list[int]]:
     return [part.tolist() for part in np.split(flat, np.cumsum(response.lengths)[:-1])]
 
 
-def distance(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
-    """Worst parameter of max |a - b| / max(max |b|, 1e-3 of the largest gradient of the model)."""
-    assert ours.keys() == theirs.keys()
-    floor = 1e-3 * max(float(b.abs().max()) for b in theirs.values())
-    return max(float((ours[n] - b).abs().max()) / max(float(b.abs().max()), floor) for n, b in theirs.items())
-
-
 def grads_of(model: torch.nn.Module) -> dict[str, Tensor]:
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-
-
-def weights_for(responses: Sequence[Responses]) -> Tensor:
-    """A loss weight for each response token [rows, R], 0 at padding."""
-    _, lengths = response_batch(responses)
-    draw = torch.Generator().manual_seed(11)
-    values = torch.randn(len(lengths), int(lengths.max()), generator=draw)
-    return values * (torch.arange(values.shape[1]) < lengths[:, None])
-
-
-class Trainer:
-    """The other half of the loss: a suffix pass over a unit's segment, with a gradient arena of its own."""
-
-    def __init__(self, world: World) -> None:
-        self.world = world
-        table = gradient_table(world.table)
-        self.gradients = {entry.name: torch.zeros(entry.shape) for entry in table.entries}
-        self.model = build(
-            world.folder, world.table, world.weights, gradients=self.gradients, freeze_vision=world.freeze_vision
-        )
-
-    def train(self, unit: int, groups: Sequence[int], responses: Sequence[Responses], weights: Tensor) -> None:
-        """Backward of sum(weights * logprobs); the gradients of K, V and the last hidden state go to the segment."""
-        world = self.world
-        kv = world.unit_views(unit)
-        kv.gradients.zero_()
-        copies = kv.last_hidden.shape[0] // len(groups)
-        slots = [world.slots[group] for group in groups for _ in range(copies)]
-        prefix = leaf_state(kv, torch.tensor([s.tokens for s in slots]), torch.tensor([s.next_position for s in slots]))
-        tokens, lengths = response_batch(responses)
-        out = suffix_forward(self.model, prefix, tokens, lengths, temperature=TEMPERATURE, never_sampled=NEVER_SAMPLED)
-        autograd.backward((out.logprobs * weights).sum())
-
-    def total(self) -> dict[str, Tensor]:
-        """Both arenas, as they are summed at the gate."""
-        world = self.world
-        both = {name: value + world.gradients[name] for name, value in self.gradients.items()}
-        return hf_views(both, gradient_table(world.table))
 
 
 def test_loading_tells_the_size_of_the_parameter_table(make_world: MakeWorld) -> None:

@@ -1,4 +1,5 @@
-"""A prefix service over segments of this process, and transformers' own models to compare it with."""
+"""A prefix service over segments of this process, the trainer's part of a step, and transformers' own models to compare
+with."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, autograd
 from transformers import Qwen2_5_VLForConditionalGeneration
 
 from rollplex.layout.kv import KvLayout
@@ -16,6 +17,10 @@ from rollplex.layout.shape import read_shape
 from rollplex.memory.digest import digest
 from rollplex.memory.header import HeaderPage
 from rollplex.memory.tensors import KvViews, hf_views, kv_views, views
+from rollplex.model.build import build
+from rollplex.model.prefix import leaf_state
+from rollplex.model.responses import response_batch
+from rollplex.model.suffix import suffix_forward
 from rollplex.model.weights import fill
 from rollplex.protocol.codec import CHANNELS
 from rollplex.protocol.common import Kind, LeaseRef, Memory, ModelSpec, Responses, Role, SegmentRef
@@ -68,7 +73,8 @@ class World:
         other = create(Kind.REFERENCE_WEIGHTS, reference_table(self.table).total_bytes) if with_reference else None
         if other is not None:
             table = reference_table(self.table)
-            fill(table, views(self.segments.map_again(other), table), reference)
+            self.reference_weights = views(self.segments.map_again(other), table)
+            fill(table, self.reference_weights, reference)
         arena = create(Kind.GRADIENTS, gradient_table(self.table).total_bytes)
         self.gradients = views(self.segments.map_again(arena), gradient_table(self.table))
         for gradient in self.gradients.values():
@@ -200,3 +206,48 @@ class World:
         )
         layers = out.past_key_values.layers
         return [layer.keys[0] for layer in layers], [layer.values[0] for layer in layers], out.last_hidden_state[0, -1]
+
+
+def weights_for(responses: Sequence[Responses]) -> Tensor:
+    """A loss weight for each response token [rows, R], 0 at padding."""
+    _, lengths = response_batch(responses)
+    draw = torch.Generator().manual_seed(11)
+    values = torch.randn(len(lengths), int(lengths.max()), generator=draw)
+    return values * (torch.arange(values.shape[1]) < lengths[:, None])
+
+
+class Trainer:
+    """The other half of the loss: a suffix pass over a unit's segment, with a gradient arena of its own."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        table = gradient_table(world.table)
+        self.gradients = {entry.name: torch.zeros(entry.shape) for entry in table.entries}
+        self.model = build(
+            world.folder, world.table, world.weights, gradients=self.gradients, freeze_vision=world.freeze_vision
+        )
+
+    def train(self, unit: int, groups: Sequence[int], responses: Sequence[Responses], weights: Tensor) -> None:
+        """Backward of sum(weights * logprobs); the gradients of K, V and the last hidden state go to the segment."""
+        world = self.world
+        kv = world.unit_views(unit)
+        kv.gradients.zero_()
+        copies = kv.last_hidden.shape[0] // len(groups)
+        slots = [world.slots[group] for group in groups for _ in range(copies)]
+        prefix = leaf_state(kv, torch.tensor([s.tokens for s in slots]), torch.tensor([s.next_position for s in slots]))
+        tokens, lengths = response_batch(responses)
+        out = suffix_forward(self.model, prefix, tokens, lengths, temperature=TEMPERATURE, never_sampled=NEVER_SAMPLED)
+        autograd.backward((out.logprobs * weights).sum())
+
+    def total(self) -> dict[str, Tensor]:
+        """Both arenas, as they are summed at the gate."""
+        world = self.world
+        both = {name: value + world.gradients[name] for name, value in self.gradients.items()}
+        return hf_views(both, gradient_table(world.table))
+
+
+def distance(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
+    """Worst parameter of max |a - b| / max(max |b|, 1e-3 of the largest gradient of the model)."""
+    assert ours.keys() == theirs.keys()
+    floor = 1e-3 * max(float(b.abs().max()) for b in theirs.values())
+    return max(float((ours[n] - b).abs().max()) / max(float(b.abs().max()), floor) for n, b in theirs.items())

@@ -52,6 +52,9 @@ WIDE_VISION: dict[str, Any] = {
     "fullatt_block_indexes": [1],
 }
 """Heads of 64, and an MLP that is stored padded: what a GPU's kernels are made for."""
+FOUR: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 4}
+FOUR_VISION: dict[str, Any] = {"hidden_size": 32, "num_heads": 4, "out_hidden_size": 64}
+"""For up to four tensor-parallel ranks."""
 OLDER_VISION: dict[str, Any] = {"depth": 2, "embed_dim": 16, "hidden_size": 16, "num_heads": 2, "mlp_ratio": 2}
 """Of a Qwen2-VL."""
 IMAGE, VIDEO = 64, 65
@@ -96,11 +99,14 @@ class Prompt:
         return {"pixel_values_videos": self.pixels, "video_grid_thw": self.grids, "second_per_grid_ts": ticks}
 
 
-def write_model(folder: Path, *, seed: int = 3, tied: bool = True, older: bool = False, wide: bool = False) -> None:
-    """Both towers, random weights far enough from 0 that every parameter matters. older: Qwen2-VL. wide: for a GPU."""
+def write_model(
+    folder: Path, *, seed: int = 3, tied: bool = True, older: bool = False, wide: bool = False, kv_heads: int = 0
+) -> None:
+    """Both towers, random weights far enough from 0 that every parameter matters. older: Qwen2-VL. wide: for a GPU.
+    kv_heads: of a Qwen2.5-VL for up to four ranks."""
     make: Any = Qwen2VLConfig if older else Qwen2_5_VLConfig
-    vision = OLDER_VISION if older else VISION | (WIDE_VISION if wide else {})
-    text = TEXT | (WIDE if wide else {})
+    vision = OLDER_VISION if older else VISION | (WIDE_VISION if wide else {}) | (FOUR_VISION if kv_heads else {})
+    text = TEXT | (WIDE if wide else {}) | (FOUR | {"num_key_value_heads": kv_heads} if kv_heads else {})
     config = make(text_config=text, vision_config=vision, tie_word_embeddings=tied, **SPECIAL)
     torch.manual_seed(seed)
     model = _stock(config)

@@ -132,7 +132,7 @@ class WeightsServer(threading.Thread):
                 case wire.LoadWord(offset=offset):
                     return wire.Word(value=self._word(offset))
                 case wire.Digest():
-                    return wire.Text(value=digest(mapping, self._taken.table))
+                    return wire.Text(value=digest(mapping, self._taken.table, self._taken.places.total_bytes))
                 case wire.Look():
                     self._look()
                 case wire.Copy():
