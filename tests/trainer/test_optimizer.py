@@ -207,6 +207,29 @@ def test_the_state_lives_in_the_segment(make_rig: MakeRig, settings: Optimizer, 
             assert torch.equal(state, replaced.state.states[kind][name]), (kind, name)
 
 
+@pytest.mark.parametrize("settings", [ADAMW, SGD_MOMENTUM], ids=["adamw", "sgd-momentum"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_weights_whose_rows_lie_apart_step_as_others_and_leave_their_neighbours(
+    make_rig: MakeRig, settings: Optimizer, dtype: str
+) -> None:
+    """As a training rank's columns do in the wider shard that rollout has."""
+    rig, usual = make_rig(settings, dtype), make_rig(settings, dtype)
+    wide = {name: torch.cat([w, w + 7.0], 1) for name, w in rig.weights.items() if w.ndim == 2}
+    before = {name: value.clone() for name, value in wide.items()}
+    rig.weights |= {name: value[:, : rig.weights[name].shape[1]] for name, value in wide.items()}
+    attach(rig, settings, chunk_bytes=2**14)
+    for step, rate in enumerate(RATES):
+        for each in (rig, usual):
+            draw_gradients(each, step)
+            each.optimizer.step(rate)
+    for name, weight in usual.weights.items():
+        assert torch.equal(rig.weights[name], weight), name
+    for name, value in wide.items():
+        columns = rig.weights[name].shape[1]
+        assert torch.equal(value[:, columns:], before[name][:, columns:]), name
+        assert not torch.equal(value[:, :columns], before[name][:, :columns]), name
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_steps_happen_in_place_and_leave_padding_and_frozen_weights_alone(make_rig: MakeRig, dtype: str) -> None:
     rig = make_rig(ADAMW, dtype, freeze_vision=True)

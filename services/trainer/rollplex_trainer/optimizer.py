@@ -10,6 +10,11 @@ nothing.
 
     weights float32 or float64:   weights ◄── step ── gradients
     weights bfloat16:             weights ◄─ round ── master (float32) ◄── step ── gradients in float32, in chunks
+    weights of a rank, float32    weights ◄── copy ── a copy without gaps ◄── step ── gradients, in chunks
+      or float64, split by
+      columns out of wider ones
+
+The last because torch's fused steps walk through a parameter as if it had no gaps, and so through its neighbours.
 """
 
 from __future__ import annotations
@@ -27,7 +32,8 @@ from rollplex.memory.tensors import OptimizerViews
 from rollplex.protocol.trainer import Optimizer
 
 CHUNK_BYTES = 64 * 2**20
-"""Private float32 copies of bfloat16 gradients at any moment; more only if one parameter alone needs more."""
+"""Private copies (of bfloat16 gradients in float32, of weights with gaps) at any moment; more only if one parameter alone
+needs more."""
 _NORM_NUMBERS = 2**22
 CLIP_EPSILON = 1e-6
 """As torch.nn.utils.clip_grad_norm_."""
@@ -40,6 +46,8 @@ class _Slot:
     parameter: nn.Parameter
     weight: Tensor
     gradient: Tensor
+    apart: bool
+    """What is stepped is the weight itself, whose rows lie apart."""
 
 
 class SegmentOptimizer:
@@ -59,7 +67,7 @@ class SegmentOptimizer:
 
         Args:
             table: of the actor weights; its trainable entries are what is optimized.
-            weights, gradients: by stored name, stored shape.
+            weights, gradients: by the names and in the shapes of `table`. Rows of weights may lie apart.
             state: views on the optimizer segment, made with `optimizer_table` for the same table and settings.
 
         Raises:
@@ -73,10 +81,12 @@ class SegmentOptimizer:
                 parameter=nn.Parameter((masters or weights)[entry.name]),
                 weight=weights[entry.name],
                 gradient=gradients[entry.name],
+                apart=not (masters or weights)[entry.name].is_contiguous(),
             )
             for entry in table.trainable_entries
         ]
-        self._chunks = list(_chunked(self._slots, chunk_bytes)) if self._masters else [self._slots]
+        copied = self._masters or any(slot.apart for slot in self._slots)
+        self._chunks = list(_chunked(self._slots, chunk_bytes)) if copied else [self._slots]
         self._optimizer = _make(settings, self._groups(table.trainable_entries, settings.weight_decay))
         self._steps: list[Tensor] = []
         self._place_state(table.trainable_entries)
@@ -107,11 +117,15 @@ class SegmentOptimizer:
         for chunk in self._chunks:
             for slot in chunk:
                 slot.parameter.grad = slot.gradient.to(slot.parameter.dtype) if self._masters else slot.gradient
+                if slot.apart:
+                    slot.parameter.data = slot.weight.contiguous()
             self._optimizer.step()
             for slot in chunk:
                 slot.parameter.grad = None
-                if self._masters:
+                if self._masters or slot.apart:
                     slot.weight.copy_(slot.parameter.data)
+                if slot.apart:
+                    slot.parameter.data = slot.weight
         self._state.step.add_(1)
 
     @property
