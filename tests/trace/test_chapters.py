@@ -73,6 +73,21 @@ def test_the_update_is_cut_at_begin_and_commit_and_the_trainer_steps_inside(tmp_
     assert (step.track, *span(step)) == ("trainer[0:0]", *between(11.163, 11.168))
 
 
+def test_copies_to_other_devices_lie_between_the_optimizers_step_and_the_commit(tmp_path: Path) -> None:
+    with JournalScript(tmp_path) as script:
+        script.phase(1.0, "UPDATE", 0)
+        script.at(1.1, events.UpdateBegin(step=0, version=0))
+        committed = events.UpdateCommitted(
+            step=0, version=1, digest="d", start_s=1.2, end_s=1.3, refreshed_bytes=7, rebuilt_bytes=2, published_s=1.4
+        )
+        script.at(1.5, committed)
+        script.phase(1.6, "IDLE", 0)
+    (chapter,) = chapters(tmp_path / "journal.sqlite")
+    copies = named(chapter, "copies to other devices")
+    assert (copies.track, *span(copies)) == (named(chapter, "BEGIN to COMMIT").track, *between(1.3, 1.4))
+    assert dict(copies.args) == {"refreshed bytes": 7, "rebuilt bytes": 2}
+
+
 def test_a_skipped_update_says_why(tmp_path: Path) -> None:
     with JournalScript(tmp_path) as script:
         script.iteration(0, 1.0, upto=0.15)

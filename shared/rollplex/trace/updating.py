@@ -1,6 +1,7 @@
 """One passage through the gate as marks.
 
 update        ├ drain: gradients summed, vote, readers drained ┤ BEGIN to COMMIT ├ readers go on ┤
+              with several devices inside                                 copies
 trainer                                                          optimizer step
 """
 
@@ -57,7 +58,19 @@ class Updating:
             start_ns=ns(event.start_s),
             end_ns=max(ns(event.start_s), ns(event.end_s)),
         )
-        return [*found, arrows.writing, _mark("readers go on", "reopen", committed_ns, end_ns), arrows.optimizer]
+        copies = _copies(event, committed_ns)
+        reopen = _mark("readers go on", "reopen", committed_ns, end_ns)
+        return [*found, arrows.writing, *copies, reopen, arrows.optimizer]
+
+
+def _copies(event: events.UpdateCommitted, committed_ns: int) -> list[Mark]:
+    """From the optimizer's end to the last copy, where there are several devices."""
+    if event.published_s is None:
+        return []
+    args = (("refreshed bytes", event.refreshed_bytes), ("rebuilt bytes", event.rebuilt_bytes))
+    start_ns = min(ns(event.end_s), committed_ns)
+    end_ns = min(max(ns(event.published_s), start_ns), committed_ns)
+    return [_mark("copies to other devices", "publish", start_ns, end_ns, args)]
 
 
 def _mark(name: str, kind: str, start_ns: int, end_ns: int, args: Args = ()) -> Mark:
