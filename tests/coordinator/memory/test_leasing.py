@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,11 @@ from rollplex.errors import BudgetError, StateError
 from rollplex.journal.events import LeaseGranted, LeaseReleased, LeaseWaiting
 from rollplex.journal.phases import Phase
 from rollplex.memory.segment import backend
-from rollplex.protocol.common import Held, Kind, LeaseRef, Role
+from rollplex.protocol.common import HOST_INDEX, Device, Held, Kind, LeaseRef, Role
+from rollplex.protocol.common import Memory as MemoryKind
 from rollplex_coordinator.decisions.ledger import Ledger, Reservation
 from rollplex_coordinator.memory.holder import Holder
-from rollplex_coordinator.memory.leasing import Block, Memory, Want
+from rollplex_coordinator.memory.leasing import Block, Blocks, Memory, Want
 from rollplex_coordinator.records.record import Record
 from support.core import DEVICE, FakeJournal
 
@@ -272,3 +273,94 @@ def test_an_observer_hears_of_each_phase_with_what_workers_held_at_most_in_the_o
     world.memory.enter(Phase.SCORE)
     world.memory.enter(Phase.TRAIN)
     assert watched.entered == [(Phase.SCORE, 3, {Role.PREFIX: 150}), (Phase.TRAIN, 3, {})]
+
+
+# --- several devices ----------------------------------------------------------------------------------------------
+
+OTHER = Device(index=1)
+BOTH = (DEVICE, OTHER)
+HOST = Device(index=HOST_INDEX)
+
+
+class Pair(World):
+    """Two devices of host memory, ten and six pages, and a place of one page for what is there once."""
+
+    def __init__(self, run_dir: Path) -> None:
+        super().__init__(run_dir)
+        self.ledger = Ledger({DEVICE: BUDGET, OTHER: 6 * PAGE, HOST: PAGE})
+        self.memory = Memory(self.ledger, self.holder, self.record, DEVICE, HOST, kind=MemoryKind.HOST)
+        self.memory.enter(Phase.ROLLOUT)
+
+    def held_pages(self) -> list[int]:
+        return [device.held_bytes // PAGE for device in self.memory.view().devices]
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    made = Pair(tmp_path)
+    yield made
+    made.close()
+
+
+def test_processes_that_work_together_get_a_block_each_on_its_own_device(pair: Pair) -> None:
+    blocks = pair.memory.now(want(2, segment=True), devices=BOTH)
+    assert [block.device for block in blocks.blocks] == [DEVICE, OTHER]
+    assert blocks.leader == blocks.on(0) != blocks.on(1)
+    assert (blocks.ref, blocks.lease) == (blocks.on(0).ref, blocks.on(0).lease)
+    assert pair.held_pages() == [2, 2, 0]
+    assert [event.device for event in pair.events(LeaseGranted)] == [DEVICE, OTHER]
+    pair.memory.release(blocks)
+    assert pair.held_pages() == [0, 0, 0]
+    assert pair.holder.measured() == {}
+
+
+def test_what_is_there_once_a_node_lies_beside_the_devices_and_is_the_host_s(pair: Pair) -> None:
+    block = pair.memory.now(want(1, segment=True, on_host=True))
+    assert pair.held_pages() == [0, 0, 1]
+    assert block.ref.memory is MemoryKind.HOST
+    assert pair.memory.leased.segments_bytes == 0
+
+
+def test_blocks_are_awaited_until_the_last_device_has_them_and_later_ones_do_not_pass(pair: Pair) -> None:
+    order: list[str] = []
+    first = pair.memory.now(want(4), devices=(OTHER,))
+    kept: list[Blocks] = []
+
+    def then(name: str) -> Callable[[tuple[Blocks, ...]], None]:
+        def granted(blocks: tuple[Blocks, ...]) -> None:
+            order.append(name)
+            kept.extend(blocks)
+
+        return granted
+
+    pair.memory.when_free((want(3), want(1)), then("both"), devices=BOTH)
+    pair.memory.when_free((want(1),), then("later"), devices=(OTHER,))
+    assert order == []
+    assert pair.held_pages() == [4, 4, 0], "what fits on one device is held there"
+    assert [event.device for event in pair.events(LeaseWaiting)] == [OTHER] * 3
+    pair.memory.release(first)
+    assert order == ["both", "later"]
+    assert [[block.device for block in blocks.blocks] for blocks in kept] == [[DEVICE, OTHER]] * 2 + [[OTHER]]
+    assert pair.held_pages() == [4, 5, 0]
+
+
+def test_a_reservation_of_one_name_can_be_made_on_each_device(pair: Pair) -> None:
+    for device in BOTH:
+        pair.ledger.reserve(
+            Reservation(name="K/V", device=device, size_bytes=2 * PAGE, phases=frozenset({Phase.ROLLOUT}))
+        )
+    taken = pair.memory.now(want(2, last=Phase.ROLLOUT, reservation="K/V"), devices=BOTH)
+    assert pair.held_pages() == [2, 2, 0]
+    with pytest.raises(BudgetError, match="from K/V"):
+        pair.memory.now(want(1, last=Phase.ROLLOUT, reservation="K/V"), devices=(OTHER,))
+    pair.memory.release(taken)
+
+
+def test_private_memory_is_counted_and_trimmed_on_the_device_where_it_is(pair: Pair) -> None:
+    pair.memory.release(pair.memory.now(want(3, last=Phase.ROLLOUT), devices=BOTH))
+    pair.memory.now(want(1, last=Phase.ROLLOUT), devices=(OTHER,))
+    assert pair.memory.leased.private == ((Role.PREFIX, 3 * PAGE),), "of the first device"
+    pair.memory.trimmed(Role.PREFIX, (OTHER,))
+    assert pair.memory.leased.private == ((Role.PREFIX, 3 * PAGE),)
+    pair.memory.trimmed(Role.PREFIX)
+    assert pair.memory.leased.private == ()

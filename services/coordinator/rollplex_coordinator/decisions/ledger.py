@@ -99,12 +99,11 @@ class Ledger:
         Raises:
             BudgetError: a bad size; or it does not fit beside what is held and set aside, or a request that waits could
                 then never be granted. Shows the table.
-            StateError: the name is taken, there are no phases, or one of them is DRAIN.
+            StateError: the name is taken on that device, there are no phases, or one of them is DRAIN.
         """
         account = self._account(reservation.device, reservation.name)
         check_size(reservation.size_bytes, reservation.name)
-        taken = any(reservation.name in other.reservations for other in self._accounts.values())
-        self._expect(not taken, f"reservation {reservation.name}", "a name that is not taken")
+        self._expect(reservation.name not in account.reservations, f"reservation {reservation.name}", "a name that is not taken")
         self._expect(
             bool(reservation.phases) and Phase.DRAIN not in reservation.phases,
             f"reservation {reservation.name} for {sorted(phase.name for phase in reservation.phases)}",

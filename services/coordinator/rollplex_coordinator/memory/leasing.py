@@ -1,12 +1,16 @@
 """Leases with something behind them: the ledger's decisions, the holder's segments, the journal's record of both.
 
+Processes that work together hold the same block each on its own device, under a lease of its own (`Blocks`). They are
+asked for at once, and the ledger serves each device in the order of requests: whoever waits longest waits for nobody
+but those who hold theirs on every device, and who give them back.
+
 Owns the blocks of the node. Does not decide what fits (ledger) nor when a block is needed (step, feed, loading).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -15,139 +19,140 @@ from rollplex.errors import BudgetError, StateError
 from rollplex.journal.events import LeaseGranted, LeaseReleased, LeaseWaiting
 from rollplex.journal.phases import Phase
 from rollplex.memory.placement import taken_bytes
-from rollplex.protocol.common import Device, Held, Kind, LeaseRef, SegmentRef
+from rollplex.protocol.common import Device, Held
 from rollplex.protocol.common import Memory as MemoryKind
 from rollplex_coordinator.decisions.ledger import Granted, LeaseRequest, Ledger, LedgerView
 from rollplex_coordinator.decisions.observed import Leased
+from rollplex_coordinator.memory.blocks import Block, Blocks, Want
+from rollplex_coordinator.memory.books import Books
 from rollplex_coordinator.memory.holder import Holder
 from rollplex_coordinator.memory.observer import Observer
 from rollplex_coordinator.records.record import Record
 
-
-class Want(Struct, frozen=True, kw_only=True):
-    """A block that somebody needs. `reservation`: the standing claim that it is taken from. `on_host`: it lies in host
-    memory even where the workers compute on a GPU."""
-
-    kind: Kind
-    size_bytes: int
-    owner: str
-    last_consumer: str
-    first: Phase
-    last: Phase
-    purpose: str
-    segment: bool = False
-    reservation: str | None = None
-    on_host: bool = False
-
-
-class Block(Struct, frozen=True, kw_only=True):
-    """A granted block. `segment` is None for private memory."""
-
-    lease: int
-    want: Want
-    segment: SegmentRef | None
-
-    @property
-    def private(self) -> LeaseRef:
-        """The grant as a worker sees it."""
-        return LeaseRef(lease=self.lease, kind=self.want.kind, size_bytes=self.want.size_bytes)
-
-    @property
-    def ref(self) -> SegmentRef:
-        """The segment.
-
-        Raises:
-            AssertionError: the block is private.
-        """
-        assert self.segment is not None, f"{self.want.purpose} is private memory"
-        return self.segment
+__all__ = ("Block", "Blocks", "Memory", "Want")
 
 
 class Memory:
     """All blocks of one node.
 
     Args:
-        device: what the workers compute on.
-        host: the host's memory, where that is a GPU; None: `device` is the host, and everything lies there.
+        device: what the workers compute on; of several, the first.
+        host: what lies in host memory whatever the workers compute on, where it has a budget of its own: beside a GPU,
+            and beside several devices. None: `device` is the host, and everything lies there.
+        kind: of the devices' memory; with `host` a GPU's unless given.
     """
 
     def __init__(
-        self, ledger: Ledger, holder: Holder, record: Record, device: Device, host: Device | None = None
+        self,
+        ledger: Ledger,
+        holder: Holder,
+        record: Record,
+        device: Device,
+        host: Device | None = None,
+        *,
+        kind: MemoryKind | None = None,
     ) -> None:
         self._ledger = ledger
         self._holder = holder
         self._record = record
         self._device = device
         self._host = host
+        self._kind = kind or (MemoryKind.HOST if host is None else MemoryKind.CUDA)
         self._blocks: dict[int, Block] = {}
-        self._waiting: dict[int, tuple[tuple[Want, ...], Callable[[tuple[Block, ...]], None]]] = {}
+        self._waiting: dict[int, _Part] = {}
         self._held: dict[int, int] = {}
         self._since: dict[int, float] = {}
-        self._held_in_phase: dict[str, int] = {}
+        self._books: dict[Device, Books] = {}
         self.observer: Observer | None = None
         """Of the GPU; None on host memory."""
-        self.leased = Leased()
-        """The books of the device as they stand: replaced, never changed, so that another thread may read it. Private
-        memory is what an owner's allocator may hold: as much as it was leased at once since it was last trimmed."""
         self.scratch: dict[str, int] = {}
         """What an owner works with beside its leases, while it has had any: reserved, and never leased."""
-        self._kept: dict[str, int] = {}
-        self._trimmed: dict[str, int] = {}
 
-    def now(self, want: Want) -> Block:
-        """A block that must fit at this moment.
+    @property
+    def leased(self) -> Leased:
+        """The books of the first device as they stand; another thread may read them."""
+        return self._books_of(self._device).leased
+
+    def now(self, want: Want, devices: Sequence[Device] | None = None) -> Blocks:
+        """A block on each device that must fit at this moment.
+
+        Args:
+            devices: those of the processes that it is for; the first one unless given.
 
         Raises:
             BudgetError: it does not.
         """
         want = self._sized(want)
-        answer = self._ledger.request(self._request(want))
-        if isinstance(answer, Granted):
-            return self._grant(answer, (want,))[0]
-        raise BudgetError(
-            f"no memory for {want.purpose}",
-            got=f"{want.size_bytes} bytes asked for",
-            needed="a block that its reservation covers",
-            do="This is an error of Rollplex: a reservation was planned too small.\n" + self._ledger.table(),
-        )
+        found: list[Block] = []
+        for device in devices or (self._device,):
+            answer = self._ledger.request(self._request(want, device))
+            if not isinstance(answer, Granted):
+                raise BudgetError(
+                    f"no memory for {want.purpose}",
+                    got=f"{want.size_bytes} bytes asked for",
+                    needed="a block that its reservation covers",
+                    do="This is an error of Rollplex: a reservation was planned too small.\n" + self._ledger.table(),
+                    where=f"device {device}",
+                )
+            found += self._grant(answer, (want,), device)
+        return Blocks(blocks=tuple(found))
 
-    def when_free(self, wants: tuple[Want, ...], then: Callable[[tuple[Block, ...]], None]) -> None:
+    def when_free(
+        self,
+        wants: tuple[Want, ...],
+        then: Callable[[tuple[Blocks, ...]], None],
+        devices: Sequence[Device] | None = None,
+    ) -> None:
         """Blocks as soon as they fit, all together, first come first served; `then` is called at once if they fit now.
+
+        Args:
+            devices: as `now` takes them. What fits on one is held there while it is awaited on others.
 
         Raises:
             BudgetError: they can never fit.
         """
         wants = tuple(self._sized(want) for want in wants)
-        answer = self._ledger.request(*(self._request(want) for want in wants))
-        if isinstance(answer, Granted):
-            then(self._grant(answer, wants))
-            return
-        self._waiting[answer.request] = (wants, then)
-        for want in wants:
-            self._record.append(
-                LeaseWaiting(
-                    kind=want.kind,
-                    owner=want.owner,
-                    device=self._place(want),
-                    size_bytes=want.size_bytes,
-                    free_bytes=max(0, self._ledger.free_bytes(self._place(want))),
-                    step=self._record.step,
-                )
-            )
+        places = tuple(devices or (self._device,))
+        request = _Awaited(wants=wants, then=then, num_devices=len(places))
+        for rank, device in enumerate(places):
+            answer = self._ledger.request(*(self._request(want, device) for want in wants))
+            if isinstance(answer, Granted):
+                request.granted(rank, self._grant(answer, wants, device))
+                continue
+            self._waiting[answer.request] = _Part(request=request, rank=rank, device=device)
+            for want in wants:
+                self._note_waiting(want, device)
 
-    def release(self, block: Block) -> None:
-        """The block's last consumer is done: give it back, and serve who waits."""
+    def _note_waiting(self, want: Want, device: Device) -> None:
+        place = self._place(want, device)
+        self._record.append(
+            LeaseWaiting(
+                kind=want.kind,
+                owner=want.owner,
+                device=place,
+                size_bytes=want.size_bytes,
+                free_bytes=max(0, self._ledger.free_bytes(place)),
+                step=self._record.step,
+            )
+        )
+
+    def release(self, blocks: Blocks | Block) -> None:
+        """The last consumer is done: give the blocks back, and serve who waits."""
+        for block in blocks.blocks if isinstance(blocks, Blocks) else (blocks,):
+            self._release(block)
+
+    def _release(self, block: Block) -> None:
         if block.segment is not None:
             self._holder.close(block.segment.segment)
         del self._blocks[block.lease], self._since[block.lease]
-        self._count_leased()
+        self._count_leased(block.device)
         granted = self._ledger.release(block.lease, block.want.owner)
         self._record.append(
             LeaseReleased(
                 lease=block.lease,
                 kind=block.want.kind,
                 owner=block.want.owner,
-                device=self._place(block.want),
+                device=self._place(block.want, block.device),
                 size_bytes=block.want.size_bytes,
                 held_bytes=self._held.pop(block.lease, None),
                 step=self._record.step,
@@ -162,8 +167,7 @@ class Memory:
             StateError: a segment does not have the size of its lease.
         """
         if self.observer is not None:
-            held, self._held_in_phase = self._held_in_phase, {}
-            self.observer.enter(phase, self._record.step, held)
+            self.observer.enter(phase, self._record.step, self._books_of(self._device).take_held())
         wrong = {lease: sizes for lease, sizes in self.audit().items() if sizes[0] != sizes[1]}
         if wrong:
             raise StateError(
@@ -175,14 +179,23 @@ class Memory:
         """What a worker really held under its private leases."""
         for item in held:
             self._held[item.lease] = max(item.size_bytes, self._held.get(item.lease, 0))
-        for owner in {block.want.owner for block in self._blocks.values() if block.lease in self._held}:
-            ours = (self._held.get(lease, 0) for lease, block in self._blocks.items() if block.want.owner == owner)
-            self._held_in_phase[owner] = max(sum(ours), self._held_in_phase.get(owner, 0))
+        for device, owner in {(b.device, b.want.owner) for b in self._blocks.values() if b.lease in self._held}:
+            ours = (
+                self._held.get(lease, 0)
+                for lease, block in self._blocks.items()
+                if (block.device, block.want.owner) == (device, owner)
+            )
+            self._books_of(device).note_held(owner, sum(ours))
 
-    def trimmed(self, owner: str) -> None:
-        """A worker's allocator has given back what was freed: it holds what is leased to it now."""
-        self._trimmed[owner] = self._kept[owner] = self._private().get(owner, 0)
-        self._count_leased()
+    def trimmed(self, owner: str, devices: Sequence[Device] | None = None) -> None:
+        """A worker's allocator has given back what was freed: it holds what is leased to it now.
+
+        Args:
+            devices: of the workers that have; all unless given.
+        """
+        for device in devices or list(self._books):
+            self._books_of(device).trim(owner, self._private(device).get(owner, 0))
+            self._count_leased(device)
 
     def audit(self) -> dict[int, tuple[int, int]]:
         """Per lease with a segment: leased bytes, and the bytes that the segment has (`Holder.measured`)."""
@@ -212,14 +225,14 @@ class Memory:
 
     def _serve(self, granted: tuple[Granted, ...]) -> None:
         for grant in granted:
-            wants, then = self._waiting.pop(grant.request)
-            then(self._grant(grant, wants))
+            part = self._waiting.pop(grant.request)
+            part.request.granted(part.rank, self._grant(grant, part.request.wants, part.device))
 
-    def _place(self, want: Want) -> Device:
-        return self._host if want.on_host and self._host is not None else self._device
+    def _place(self, want: Want, device: Device) -> Device:
+        return self._host if want.on_host and self._host is not None else device
 
     def _memory(self, want: Want) -> MemoryKind:
-        return MemoryKind.HOST if want.on_host or self._host is None else MemoryKind.CUDA
+        return MemoryKind.HOST if want.on_host else self._kind
 
     def _sized(self, want: Want) -> Want:
         """With what it takes instead of what is needed: the ledger counts whole granules of a GPU."""
@@ -227,9 +240,9 @@ class Memory:
             return want
         return replace(want, size_bytes=taken_bytes(want.size_bytes, self._memory(want)))
 
-    def _request(self, want: Want) -> LeaseRequest:
+    def _request(self, want: Want, device: Device) -> LeaseRequest:
         return LeaseRequest(
-            device=self._place(want),
+            device=self._place(want, device),
             kind=want.kind,
             size_bytes=want.size_bytes,
             producer=want.owner,
@@ -241,23 +254,23 @@ class Memory:
             reservation=want.reservation,
         )
 
-    def _grant(self, granted: Granted, wants: tuple[Want, ...]) -> tuple[Block, ...]:
-        return tuple(self._make(lease.id, want) for lease, want in zip(granted.leases, wants, strict=True))
+    def _grant(self, granted: Granted, wants: tuple[Want, ...], device: Device) -> tuple[Block, ...]:
+        return tuple(self._make(lease.id, want, device) for lease, want in zip(granted.leases, wants, strict=True))
 
-    def _make(self, lease: int, want: Want) -> Block:
+    def _make(self, lease: int, want: Want, device: Device) -> Block:
         segment = None
         if want.segment:
             segment = self._holder.create(want.kind, want.size_bytes, lease, self._memory(want))
-        block = Block(lease=lease, want=want, segment=segment)
+        block = Block(lease=lease, want=want, segment=segment, device=device)
         self._blocks[lease] = block
-        self._count_leased()
+        self._count_leased(device)
         self._since[lease] = time.monotonic()
         self._record.append(
             LeaseGranted(
                 lease=lease,
                 kind=want.kind,
                 owner=want.owner,
-                device=self._place(want),
+                device=self._place(want, device),
                 size_bytes=want.size_bytes,
                 last_consumer=want.last_consumer,
                 segment=segment.segment if segment else None,
@@ -266,23 +279,48 @@ class Memory:
         )
         return block
 
-    def _count_leased(self) -> None:
-        segments = sum(block.want.size_bytes for block in self._on_device() if block.segment is not None)
-        for owner, size_bytes in self._private().items():
-            self._kept[owner] = max(size_bytes, self._kept.get(owner, 0))
-        private = {
-            owner: size_bytes + (self.scratch.get(owner, 0) if size_bytes > self._trimmed.get(owner, 0) else 0)
-            for owner, size_bytes in sorted(self._kept.items())
-        }
-        self.leased = Leased(segments_bytes=segments, private=tuple((o, size) for o, size in private.items() if size))
+    def _count_leased(self, device: Device) -> None:
+        segments = sum(block.want.size_bytes for block in self._on(device) if block.segment is not None)
+        self._books_of(device).count(segments, self._private(device), self.scratch)
 
-    def _on_device(self) -> list[Block]:
-        return [block for block in self._blocks.values() if not (block.want.on_host and self._host is not None)]
+    def _books_of(self, device: Device) -> Books:
+        return self._books.setdefault(device, Books())
 
-    def _private(self) -> dict[str, int]:
-        """Private memory that is leased on the device now, by owner."""
+    def _on(self, device: Device) -> list[Block]:
+        ours = [block for block in self._blocks.values() if block.device == device]
+        return [block for block in ours if not (block.want.on_host and self._host is not None)]
+
+    def _private(self, device: Device) -> dict[str, int]:
+        """Private memory that is leased on a device now, by owner."""
         private: dict[str, int] = {}
-        for block in self._on_device():
+        for block in self._on(device):
             if block.segment is None:
                 private[block.want.owner] = private.get(block.want.owner, 0) + block.want.size_bytes
         return private
+
+
+class _Awaited:
+    """Blocks on several devices, of which some are there."""
+
+    def __init__(
+        self, *, wants: tuple[Want, ...], then: Callable[[tuple[Blocks, ...]], None], num_devices: int
+    ) -> None:
+        self.wants = wants
+        self._then = then
+        self._num_devices = num_devices
+        self._found: dict[int, tuple[Block, ...]] = {}
+
+    def granted(self, rank: int, blocks: tuple[Block, ...]) -> None:
+        """One block for each want, on the device of a rank."""
+        self._found[rank] = blocks
+        if len(self._found) == self._num_devices:
+            by_rank = [self._found[rank] for rank in range(self._num_devices)]
+            self._then(tuple(Blocks(blocks=of_want) for of_want in zip(*by_rank, strict=True)))
+
+
+class _Part(Struct, frozen=True, kw_only=True):
+    """Of a request: what waits on one device."""
+
+    request: _Awaited
+    rank: int
+    device: Device

@@ -23,6 +23,7 @@ the upper bound over the checked data, so that a plan that fits cannot fail late
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rollplex.config import wire
 from rollplex.config.config import Config
@@ -48,7 +49,7 @@ from rollplex.memory.predict import (
     whole_logits_bytes,
     whole_saved_bytes,
 )
-from rollplex.protocol.common import Kind, PromptSlot, Responses, Role
+from rollplex.protocol.common import Kind, Parallel, PromptSlot, Responses, Role
 from rollplex.protocol.inputs import DataChecked, SourceChecked
 from rollplex.protocol.prefix import Activations, Which
 from rollplex.protocol.rollout import Sampling
@@ -66,6 +67,16 @@ TRAIN_SCRATCH = "train scratch"
 """Reservations that nothing is leased from: what passes hold for a moment."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class SegmentBytes:
+    """Of a device's standing segments. Gradients: of one arena, of which there are two."""
+
+    actor: int
+    gradients: int
+    reference: int
+    state: int
+
+
 class Sizes:
     """Block sizes of one configuration and model.
 
@@ -74,6 +85,9 @@ class Sizes:
         longest_prompt: tokens, over all data; only for an engine that keeps one pool of K/V for all units.
         shape: of the model, or of a tensor-parallel rank's share of it; that of the model folder unless given.
         table: the parameters of that share; those of `shape` unless given.
+        evaluated_prompts: that an engine has at once in an evaluation; those of an iteration unless given.
+
+    `memory.device_sizes` has the same of one device among several.
 
     Raises:
         ModelError: a model folder that cannot be used.
@@ -87,8 +101,11 @@ class Sizes:
         longest_prompt: int = 0,
         shape: ModelShape | None = None,
         table: ParameterTable | None = None,
+        evaluated_prompts: int = 0,
     ) -> None:
-        self._config = config
+        self._config = self._step_config = config
+        """The second: where the units of a whole step are asked for."""
+        self._evaluated_prompts = evaluated_prompts or config.data.prompts_per_iteration
         self.whole = whole
         self._longest_prompt = longest_prompt
         self._stream = config.run.streams
@@ -110,6 +127,20 @@ class Sizes:
         optimizer = config.optimizer
         self.optimizer_bytes = optimizer_table(self.table, name=optimizer.name, momentum=optimizer.momentum).total_bytes
         self.copies = 1 if config.run.share_prefix else config.rollout.group_size
+
+    def segments_of(self, parallel: Parallel) -> SegmentBytes:
+        """Of the segments that are there from LOAD to the end, on the device of a process.
+
+        Args:
+            parallel: where it stands; of one device there is one answer.
+        """
+        assert parallel.alone, f"sizes of one device were asked for those of {parallel}"
+        return SegmentBytes(
+            actor=self.weights_bytes,
+            gradients=self.gradient_bytes,
+            reference=self.reference_bytes,
+            state=self.optimizer_bytes,
+        )
 
     # --- exact sizes, of a unit in a step -------------------------------------------------------------------------
 
@@ -236,9 +267,7 @@ class Sizes:
         suffix_rows = config.suffix_prompts * self.copies
         rollouts = [self._rollout_kv_bytes(config.decode_prompts, tokens, samples, longest)]
         rollouts += [
-            self._rollout_kv_bytes(
-                config.data.prompts_per_iteration, s.max_prompt_tokens, 1, config.rollout.max_new_tokens
-            )
+            self._rollout_kv_bytes(self._evaluated_prompts, s.max_prompt_tokens, 1, config.rollout.max_new_tokens)
             for s in data.sources[1:]
         ]
         logits = max(self._logits_bytes(suffix_rows, n) for n in suffixes)
@@ -293,7 +322,7 @@ class Sizes:
     def _suffixes(self, longest: int) -> list[list[int]]:
         """Response lengths of the suffix units among which the largest is. With forced lengths those of every unit:
         there may be a long one in a group of short ones."""
-        config = self._config
+        config = self._step_config
         samples, forced = config.rollout.group_size, config.rollout.forced_lengths
         if not forced:
             # Unequal lengths cost padding masks, those of the same length more tokens: the larger counts.

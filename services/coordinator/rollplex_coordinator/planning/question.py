@@ -14,6 +14,7 @@ from rollplex.layout.parallel.refusals import check
 from rollplex.layout.parameters import ITEM_BYTES
 from rollplex.layout.shape import ModelShape
 from rollplex.protocol.inputs import DataChecked, SourceChecked
+from rollplex_coordinator.memory.device_sizes import share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,13 +128,8 @@ class Question:
 def share_of(config: Config, parts: int) -> Config:
     """What the busiest of `parts` replicas or engines has of an iteration. Batches are each replica's own, and no
     larger than its share."""
-    prompts = -(-config.data.prompts_per_iteration // parts)
-    batching = config.batching
+    shared = share(config, parts)
     fields = ("decode_prompts", "prefix_prompts", "suffix_prompts")
-    smaller = {name: min(getattr(batching, name), prompts) for name in fields}
-    return config.model_copy(
-        update={
-            "data": config.data.model_copy(update={"prompts_per_iteration": prompts}),
-            "batching": batching.model_copy(update=smaller),
-        }
-    )
+    prompts = shared.data.prompts_per_iteration
+    smaller = {name: min(getattr(config.batching, name), prompts) for name in fields}
+    return shared.model_copy(update={"batching": config.batching.model_copy(update=smaller)})

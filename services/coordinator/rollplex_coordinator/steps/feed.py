@@ -15,7 +15,7 @@ from msgspec import Struct
 from rollplex.journal.phases import Phase
 from rollplex.protocol.common import Kind, PromptSlot, Role, SegmentRef
 from rollplex.protocol.inputs import InputsSized, InputsWritten, PrepareInputs, WriteInputs
-from rollplex_coordinator.memory.leasing import Block, Memory, Want
+from rollplex_coordinator.memory.leasing import Blocks, Memory, Want
 from rollplex_coordinator.processes.hub import Peer
 from rollplex_coordinator.processes.link import Link
 
@@ -25,7 +25,7 @@ class StepInputs(Struct, frozen=True, kw_only=True):
 
     rows: tuple[int, ...]
     prompts: tuple[PromptSlot, ...]
-    block: Block
+    block: Blocks
 
     @property
     def ref(self) -> SegmentRef:
@@ -40,7 +40,7 @@ class Feed:
         self._memory = memory
         self._unit_s = unit_s
         self._rows: dict[int, tuple[int, ...]] = {}
-        self._sized: dict[int, tuple[tuple[PromptSlot, ...], Block]] = {}
+        self._sized: dict[int, tuple[tuple[PromptSlot, ...], Blocks]] = {}
         self._written: dict[int, StepInputs] = {}
         link.on(InputsSized, self._on_sized)
         link.on(InputsWritten, self._on_written)
@@ -77,7 +77,7 @@ class Feed:
             on_host=True,  # the input child fills it, which sees no GPU
         )
 
-        def granted(blocks: tuple[Block, ...]) -> None:
+        def granted(blocks: tuple[Blocks, ...]) -> None:
             self._sized[message.step] = (message.prompts, blocks[0])
             self._ask(
                 lambda cause: WriteInputs(cause=cause, step=message.step, segment=blocks[0].ref),

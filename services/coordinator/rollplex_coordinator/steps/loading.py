@@ -23,7 +23,7 @@ from rollplex.protocol.reward import OpenRewards, RewardsOpened
 from rollplex.protocol.rollout import LoadRollout
 from rollplex.protocol.trainer import LoadTrainer, Restore
 from rollplex_coordinator.memory.caps import Caps
-from rollplex_coordinator.memory.leasing import Block, Memory, Want
+from rollplex_coordinator.memory.leasing import Blocks, Memory, Want
 from rollplex_coordinator.memory.sizes import OWN_WEIGHTS, Sizes
 from rollplex_coordinator.processes.hub import Peer
 from rollplex_coordinator.processes.node import Node
@@ -185,7 +185,7 @@ def standing(kind: Kind, size_bytes: int, owner: Role, last_consumer: Role) -> W
     )
 
 
-def _ref(block: Block | None) -> SegmentRef | None:
+def _ref(block: Blocks | None) -> SegmentRef | None:
     return block.ref if block else None
 
 

@@ -1,6 +1,7 @@
 """Turns a step's instructions into messages: what to take from memory, what to send, what to say about it.
 
-Owns the blocks of the units that are under way. Decides nothing about order (schedule) and hears no answers (step).
+Owns the blocks of the units that are under way. A unit is computed by one team, of which each rank is told of the leases
+and segments on its own device. Decides nothing about order (schedule) and hears no answers (step).
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from rollplex.protocol.prefix import Activations, PrefixBackward, PrefixForward,
 from rollplex.protocol.reward import RewardGroup
 from rollplex.protocol.rollout import GenerateUnit
 from rollplex.protocol.trainer import Scale, TrainSuffix
+from rollplex_coordinator.decisions.fleet import Team
 from rollplex_coordinator.decisions.instructions import Train
 from rollplex_coordinator.decisions.plan import StepPlan
-from rollplex_coordinator.memory.leasing import Block
+from rollplex_coordinator.memory.leasing import Blocks, Want
 from rollplex_coordinator.steps.context import Context
 from rollplex_coordinator.steps.feed import StepInputs
 from rollplex_coordinator.steps.gathered import Gathered
@@ -49,16 +51,17 @@ class Orders:
         self._batch_rewards = context.config.algorithm.scale_rewards is Scale.BATCH
         self._step = context.record.step or 0
         self._version = context.record.version
-        self._blocks: dict[tuple[str, int], tuple[Block, ...]] = {}
+        self._blocks: dict[tuple[str, int], tuple[Blocks, ...]] = {}
 
     def generate(self, unit: int) -> None:
         """Rollout: sample a decode unit."""
         prompts = tuple(self._inputs.prompts[g] for g in self._plan.decode[unit])
-        block = self._c.memory.now(self._c.sizes.rollout_kv(prompts, self._c.sampling, unit))
-        self._blocks["generate", unit] = (block,)
-        self._c.link.ask(
-            Role.ROLLOUT,
-            lambda cause: GenerateUnit(
+        team = self._c.fleet.engines[self._plan.engine_of(unit)]
+        kv = self._now(team, self._c.sizes.rollout_kv(prompts, self._c.sampling, unit))
+        self._blocks["generate", unit] = (kv,)
+        self._c.link.ask_team(
+            team,
+            lambda cause, rank: GenerateUnit(
                 cause=cause,
                 step=self._step,
                 version=self._version,
@@ -66,7 +69,7 @@ class Orders:
                 inputs=self._inputs.ref,
                 prompts=prompts,
                 sampling=self._c.sampling,
-                kv=block.private,
+                kv=kv.on(rank).private,
             ),
             f"sample groups {span(self._plan.decode[unit])} (decode unit {unit}, step {self._step})",
             self._c.unit_s,
@@ -77,11 +80,11 @@ class Orders:
         prompts = self._prompts(unit)
         wants = self._c.sizes.prefix_unit(which, prompts, unit)
 
-        def granted(blocks: tuple[Block, ...]) -> None:
+        def granted(blocks: tuple[Blocks, ...]) -> None:
             self._blocks[which, unit] = blocks
             then()
 
-        self._c.memory.when_free(wants, granted)
+        self._c.memory.when_free(wants, granted, devices=self._prefix_team(unit).devices)
 
     def forward(self, which: Which, unit: int, *, beside: bool = False) -> None:
         """Prefix: forward pass of a prefix unit.
@@ -90,10 +93,10 @@ class Orders:
             beside: it runs beside a rollout that is going on.
         """
         prompts = self._prompts(unit)
-        private = next((block.private for block in self._blocks[which, unit] if block.segment is None), None)
-        self._c.link.ask(
-            Role.PREFIX,
-            lambda cause: PrefixForward(
+        private = next((blocks for blocks in self._blocks[which, unit] if blocks.leader.segment is None), None)
+        self._c.link.ask_team(
+            self._prefix_team(unit),
+            lambda cause, rank: PrefixForward(
                 cause=cause,
                 step=self._step,
                 version=self._version,
@@ -102,8 +105,8 @@ class Orders:
                 inputs=self._inputs.ref,
                 prompts=prompts,
                 copies=self._c.sizes.copies,
-                lease=private,
-                kv=self._segment(unit) if which is Which.ACTOR else None,
+                lease=None if private is None else private.on(rank).private,
+                kv=self._segment(unit, rank) if which is Which.ACTOR else None,
                 activations=Activations(self._c.config.memory.prefix_activations),
                 share=self._c.window.share(beside=beside),
             ),
@@ -131,17 +134,18 @@ class Orders:
         """Prefix: reference log-probabilities of a suffix unit."""
         suffix = self._plan.suffix[unit]
         responses = tuple(self._g.responses[g] for g in suffix.groups)
-        block = self._c.memory.now(self._c.sizes.score_workspace(responses, unit))
-        self._blocks["score", unit] = (block,)
-        self._c.link.ask(
-            Role.PREFIX,
-            lambda cause: ScoreSuffix(
+        team = self._prefix_team(suffix.prefix)
+        workspace = self._now(team, self._c.sizes.score_workspace(responses, unit))
+        self._blocks["score", unit] = (workspace,)
+        self._c.link.ask_team(
+            team,
+            lambda cause, rank: ScoreSuffix(
                 cause=cause,
                 step=self._step,
                 unit=suffix.prefix,
                 suffix_unit=unit,
                 responses=responses,
-                workspace=block.private,
+                workspace=workspace.on(rank).private,
                 release=release,
             ),
             f"score groups {span(suffix.groups)} under the reference (step {self._step})",
@@ -153,13 +157,14 @@ class Orders:
         suffix = self._plan.suffix[train.unit]
         responses = tuple(self._g.responses[g] for g in suffix.groups)
         prompts = self._prompts(suffix.prefix)
+        team = self._c.fleet.trainers[self._plan.replica_of(suffix.prefix)]
         wants = self._c.sizes.train_workspace(prompts, responses, train.unit)
-        graph, scratch = (self._c.memory.now(want) for want in wants)
+        graph, scratch = (self._now(team, want) for want in wants)
         self._blocks["train", train.unit] = (graph, scratch)
         batch = b"".join(self._g.rewards[g] for g in range(self._plan.num_groups)) if self._batch_rewards else b""
-        self._c.link.ask(
-            Role.TRAINER,
-            lambda cause: TrainSuffix(
+        self._c.link.ask_team(
+            team,
+            lambda cause, rank: TrainSuffix(
                 cause=cause,
                 step=self._step,
                 version=self._version,
@@ -167,7 +172,7 @@ class Orders:
                 suffix_unit=train.unit,
                 prompts=prompts,
                 copies=self._c.sizes.copies,
-                kv=self._segment(suffix.prefix),
+                kv=self._segment(suffix.prefix, rank),
                 first=train.first,
                 release=train.release,
                 responses=responses,
@@ -177,8 +182,8 @@ class Orders:
                 ),
                 rewards=tuple(self._g.rewards[g] for g in suffix.groups),
                 batch_rewards=batch,
-                workspace=graph.private,
-                scratch=scratch.private,
+                workspace=graph.on(rank).private,
+                scratch=scratch.on(rank).private,
                 return_logprobs=self._return_logprobs,
             ),
             f"train groups {span(suffix.groups)} (step {self._step})",
@@ -187,33 +192,40 @@ class Orders:
 
     def backward(self, unit: int) -> None:
         """Prefix: backward of a prefix unit."""
+        team = self._prefix_team(unit)
         want = self._c.sizes.backward_workspace(self._prompts(unit), unit)
-        blocks = () if want is None else (self._c.memory.now(want),)
-        self._blocks["backward", unit] = blocks
-        self._c.link.ask(
-            Role.PREFIX,
-            lambda cause: PrefixBackward(
+        workspace = () if want is None else (self._now(team, want),)
+        self._blocks["backward", unit] = workspace
+        self._c.link.ask_team(
+            team,
+            lambda cause, rank: PrefixBackward(
                 cause=cause,
                 step=self._step,
                 version=self._version,
                 unit=unit,
-                workspace=blocks[0].private if blocks else None,
+                workspace=workspace[0].on(rank).private if workspace else None,
             ),
             f"prefix backward of groups {span(self._plan.prefix[unit].groups)} (unit {unit}, step {self._step})",
             self._c.unit_s,
         )
 
-    def _segment(self, unit: int) -> SegmentRef:
-        """K/V of an actor prefix unit, and their gradients: its last block."""
-        return self._blocks[Which.ACTOR, unit][-1].ref
+    def _prefix_team(self, unit: int) -> Team:
+        return self._c.fleet.prefixes[self._plan.replica_of(unit)]
+
+    def _now(self, team: Team, want: Want) -> Blocks:
+        return self._c.memory.now(want, devices=team.devices)
+
+    def _segment(self, unit: int, rank: int) -> SegmentRef:
+        """K/V of an actor prefix unit, and their gradients, on the device of a rank: the unit's last block."""
+        return self._blocks[Which.ACTOR, unit][-1].on(rank).ref
 
     def _prompts(self, unit: int) -> tuple[PromptSlot, ...]:
         return tuple(self._inputs.prompts[g] for g in self._plan.prefix[unit].groups)
 
     def give_back(self, what: str, unit: int) -> None:
         """Release what a unit held; `what` is generate, score, train, backward, or a `Which`."""
-        for block in reversed(self._blocks.pop((what, unit))):
-            self._c.memory.release(block)
+        for blocks in reversed(self._blocks.pop((what, unit))):
+            self._c.memory.release(blocks)
 
 
 def span(groups: tuple[int, ...]) -> str:
