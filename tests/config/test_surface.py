@@ -10,6 +10,7 @@ from typing import get_args
 from pydantic import BaseModel
 
 from rollplex.config import Config
+from rollplex.config.trackers import TrackersSection
 
 KEYS = """
 run.name run.seed run.iterations run.schedule run.alternate run.share_prefix run.deterministic run.threads
@@ -29,6 +30,7 @@ optimizer.name optimizer.lr optimizer.betas optimizer.eps optimizer.momentum opt
 optimizer.max_grad_norm optimizer.schedule optimizer.warmup_steps optimizer.final_lr_ratio
 batching.decode_prompts batching.prefix_prompts batching.suffix_prompts
 device.kind device.gpu device.sharing device.prefix_share device.decode_share device.window
+parallel.devices parallel.training parallel.rollout parallel.placement parallel.rollout_devices
 memory.budget memory.overhead memory.prefix_activations
 deadlines.start_s deadlines.ack_s deadlines.load_s deadlines.unit_s deadlines.update_s deadlines.checkpoint_s
 deadlines.leave_s
@@ -36,6 +38,8 @@ http.host http.port http.allow_remote
 checkpoint.every checkpoint.at_end checkpoint.keep
 eval.name eval.data eval.split eval.image_dir eval.every eval.limit
 services.rollout services.prefix services.trainer
+trackers.wandb.project trackers.wandb.entity trackers.wandb.mode trackers.trackio.project
+trackers.mlflow.experiment trackers.mlflow.uri
 """
 
 
@@ -54,7 +58,7 @@ def _fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str
 
 
 def test_the_keys_are_the_known_ones() -> None:
-    sections = {*Config.model_fields, "rollout.sglang"}
+    sections = {*Config.model_fields, "rollout.sglang", *(f"trackers.{name}" for name in TrackersSection.model_fields)}
     assert {path for path, _ in _fields(Config)} - sections == set(KEYS.split())
 
 

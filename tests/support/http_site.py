@@ -36,6 +36,7 @@ from rollplex_coordinator.http.views import (
     LedgerView,
     ServiceView,
     StatusView,
+    TrackerView,
     WaitView,
 )
 from rollplex_coordinator.records.journal import Journal
@@ -82,6 +83,7 @@ class FakeControl:
             schedule="overlap",
             started_wall_s=1.0,
             waiting=(wait,),
+            trackers=(TrackerView(name="wandb", state="ready", detail="offline", dropped_rows=3),),
         )
 
     def iterations(self, first: int, limit: int) -> tuple[IterationView, ...]:

@@ -32,6 +32,7 @@ from rollplex_coordinator.http.views import (
     LedgerView,
     ServiceView,
     StatusView,
+    TrackerView,
     WaitView,
 )
 from rollplex_coordinator.memory.leasing import Memory
@@ -177,6 +178,10 @@ class CoreControl:
             started_wall_s=self._started_wall_s,
             waiting=tuple(waits),
             gpu=self._gpu(),
+            trackers=tuple(
+                TrackerView(name=item.name, state=item.state, detail=item.detail, dropped_rows=item.dropped_rows)
+                for item in record.trackers
+            ),
         )
 
     def _gpu(self) -> GpuView | None:

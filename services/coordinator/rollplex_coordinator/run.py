@@ -41,6 +41,7 @@ from rollplex_coordinator.progress import Progress, make_progress
 from rollplex_coordinator.ready import get_ready
 from rollplex_coordinator.records.attempts import set_aside
 from rollplex_coordinator.records.pulse import Pulse
+from rollplex_coordinator.records.trackers.opening import check_trackers, open_trackers
 from rollplex_coordinator.resuming import Resumption, evaluated, resume, undo, wanted_before
 from rollplex_coordinator.startup import process_start_s, run_started
 from rollplex_coordinator.steps.checkpointing import Checkpoints
@@ -63,6 +64,7 @@ def run(options: Options, signals: Signals) -> int:
         config = load(options.config, options.overrides)
         config = config if options.verify is None else checked(config)
         check_folder(config.model.path)
+        check_trackers(config)
         run_id = f"{config.run.name[:MAX_RUN_NAME]}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
         with claim(options.run_dir, run_id) as claimed:
             run_dir = claimed.run_dir.path
@@ -211,6 +213,8 @@ class _Run:
             dry_run(node, self._work.wanted)
             return
         resumed = self._resumption is not None
+        if self._options.verify is None:
+            node.record.trackers = open_trackers(config, node.run_dir, node.run_id, os.environ)
         node.record.append(run_started(node.run_id, config, self._work.wanted, resumed=resumed))
         node.record.stage("import", process_start_s(), self._entered_s)
         node.record.enter(Phase.LOAD)

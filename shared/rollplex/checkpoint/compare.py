@@ -4,7 +4,8 @@
     ---------  ---------------------------------------------------------------  ---------------------------------------
     refuse     the rest of the run would not be the same run: another result    all that are not named below
     warn       the result stays the same (bit for bit), or differs only in      run.schedule, memory, deadlines, http,
-               what is reported                                                 checkpoint, eval, services, names, logs
+               what is reported                                                 checkpoint, eval, services, trackers,
+                                                                                names, logs
 
 A key that is not known here is refused: a new knob must be placed by hand. Pure.
 """
@@ -34,6 +35,7 @@ HARMLESS = (
     "checkpoint",
     "eval",
     "services",
+    "trackers",
     "rewards.time_limit_s",
     "rewards.memory_limit",
     "rewards.workers",

@@ -28,6 +28,7 @@ from rollplex.config.learning import (
     RewardsSection,
     RolloutSection,
 )
+from rollplex.config.trackers import TrackersSection
 
 HOST_OVERHEAD_BYTES = 1280 * 2**20
 """What a node's processes were seen to hold on a host before any tensor: 0.3 GiB for each of three workers (torch,
@@ -77,6 +78,8 @@ class Config(Section):
     """Evaluations; none by default. One alone may be written without the dash of a list."""
     services: ServicesSection = ServicesSection()
     """Other implementations of a service."""
+    trackers: TrackersSection = TrackersSection()
+    """Where numbers go beside the run directory."""
 
     @model_validator(mode="after")
     def _check(self) -> Config:

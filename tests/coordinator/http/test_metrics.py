@@ -48,6 +48,8 @@ def test_the_core_is_shown_as_it_stands(make_site: MakeSite) -> None:
     assert value(samples, "rollplex_service_up", service="trainer[0:0]", role="trainer", device="0:0") == 1
     assert value(samples, "rollplex_service_up", service="prefix[0:0]", role="prefix", device="0:0") == 0
     assert value(samples, "rollplex_service_incarnation", service="prefix[0:0]") == 2
+    assert value(samples, "rollplex_tracker_up", tracker="wandb") == 1
+    assert value(samples, "rollplex_tracker_dropped_rows", tracker="wandb") == 3
     assert value(samples, "process_open_fds") > 0
 
 

@@ -120,3 +120,32 @@ def test_lines_of_metrics_are_whole_and_seen_at_once(tmp_path: Path) -> None:
     assert (tmp_path / "eval.jsonl").read_text() == '{"name": "held_out", "reward": null}\n'
     assert json.loads((tmp_path / "completions.jsonl").read_text())["completion"] == "seven"
     record.close()
+
+
+class Noting:
+    """In place of a tracker."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, dict[str, float], str]] = []
+        self.ended = False
+
+    def put(self, step: int, values: dict[str, float], evaluation: str = "") -> None:
+        self.rows.append((step, values, evaluation))
+
+    def ask_to_end(self) -> None:
+        self.ended = True
+
+    def await_end(self, deadline_s: float) -> None:
+        assert self.ended
+        assert deadline_s > 0
+
+
+def test_other_trackers_get_the_numbers_that_are_finite_and_are_ended_with_the_record(tmp_path: Path) -> None:
+    record = Record(tmp_path, Journal(tmp_path / "journal.sqlite"), tensorboard=False)
+    noting = Noting()
+    record.trackers = (noting,)  # type: ignore[assignment] # what the record uses of one
+    record.metrics({"step": 2, "version": 2, "reward": 0.5, "kl": None})
+    record.evaluation({"name": "held-out", "step": 3, "version": 3, "reward": 0.25, "count": 8})
+    record.close()
+    assert noting.rows == [(2, {"reward": 0.5}, ""), (3, {"reward": 0.25, "count": 8}, "held-out")]
+    assert noting.ended

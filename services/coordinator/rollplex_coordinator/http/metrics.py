@@ -172,7 +172,9 @@ class _Core(Collector):
 
 
 def _of_status(status: StatusView) -> Families:
-    yield _table("rollplex_run_info", "The run: a constant 1.", ["run", "schedule"], [((status.run, status.schedule), 1)])
+    yield _table(
+        "rollplex_run_info", "The run: a constant 1.", ["run", "schedule"], [((status.run, status.schedule), 1)]
+    )
     phases = [((phase.name,), float(phase.name == status.phase)) for phase in Phase]
     yield _table("rollplex_phase", "1: the run is in this phase.", ["phase"], phases)
     yield _gauge("rollplex_step", "The present iteration.", status.step)
@@ -183,6 +185,10 @@ def _of_status(status: StatusView) -> Families:
     yield _gauge("rollplex_waits", "What the coordinator waits for.", len(status.waiting))
     oldest = max((wait.age_s for wait in status.waiting), default=0.0)
     yield _gauge("rollplex_oldest_wait_seconds", "Age of the oldest wait.", oldest)
+    working = [((item.name,), float(item.state != "failed")) for item in status.trackers]
+    yield _table("rollplex_tracker_up", "1: the tracker has not failed.", ["tracker"], working)
+    dropped = [((item.name,), float(item.dropped_rows)) for item in status.trackers]
+    yield _table("rollplex_tracker_dropped_rows", "Rows that it did not keep up with.", ["tracker"], dropped)
 
 
 def _of_ledger(ledger: LedgerView) -> Families:

@@ -91,6 +91,18 @@ class GpuView(View):
     """What no lease covers, measured when everything was loaded."""
 
 
+class TrackerView(View):
+    """A tracker of another maker, which gets the run's numbers too."""
+
+    name: str
+    """wandb, trackio or mlflow."""
+    state: Literal["starting", "ready", "failed"]
+    detail: str = ""
+    """Where the numbers go, or why it failed."""
+    dropped_rows: int = 0
+    """Rows that it did not keep up with."""
+
+
 class StatusView(View):
     """Where the run stands."""
 
@@ -112,6 +124,8 @@ class StatusView(View):
     """Oldest first."""
     gpu: GpuView | None = None
     """None on host memory."""
+    trackers: tuple[TrackerView, ...] = ()
+    """Those of the configuration."""
 
 
 class IterationView(View):

@@ -1,7 +1,7 @@
 """Keeps what an earlier run left in a run directory: each run begins with empty records, and nothing is overwritten.
 
-RUN/attempts/1/{journal.sqlite, metrics.jsonl, eval.jsonl, completions.jsonl, samples, tensorboard, logs, checkpoints,
-                gradients}
+RUN/attempts/1/{journal.sqlite, metrics.jsonl, eval.jsonl, completions.jsonl, samples, tensorboard, wandb, trackio,
+                mlflow, logs, checkpoints, gradients}
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ RECORDS = (
     "completions.jsonl",
     "samples",
     "tensorboard",
+    "wandb",
+    "trackio",
+    "mlflow",
     "logs",
     CHECKPOINTS,
     GRADIENTS,

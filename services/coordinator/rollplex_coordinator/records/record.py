@@ -1,5 +1,5 @@
 """What is written down, and where the run stands: journal, metrics.jsonl, eval.jsonl, completions.jsonl, samples,
-TensorBoard.
+TensorBoard, other trackers.
 
 Owns the run directory's records and the present phase and step. Decides nothing.
 """
@@ -7,6 +7,7 @@ Owns the run directory's records and the present phase and step. Decides nothing
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -21,6 +22,7 @@ from rollplex_coordinator.records.sample_files import SampleFiles
 from rollplex_coordinator.records.sample_summary import markdown
 from rollplex_coordinator.records.sample_table import SampleTable
 from rollplex_coordinator.records.tensorboard import TensorBoard
+from rollplex_coordinator.records.trackers.tracker import Tracker, close_all
 
 FLUSH_PERIOD_S = 0.5
 _NO_METRICS = frozenset({"step", "version", "name"})
@@ -43,6 +45,8 @@ class Record:
         """Tokens of prompts and responses in training so far, a prompt counted once for each of its responses."""
         self.open_groups: tuple[int, ...] = ()
         """Groups of the running step that are not trained yet."""
+        self.trackers: tuple[Tracker, ...] = ()
+        """Other trackers, which get the same numbers from now on."""
         self.phase_since_s = time.monotonic()
         self.phase_seconds: dict[Phase, float] = {}
         self._metrics = _Lines(run_dir / "metrics.jsonl")
@@ -90,13 +94,13 @@ class Record:
         """
         self._completions.write(lines(completions))
         self._metrics.write(_json_line(row))
-        self._scalars(row, "")
+        self._scalars(row)
 
     def evaluation(self, row: Mapping[str, object], completions: Iterable[Completion] = ()) -> None:
         """One line of eval.jsonl, and all its responses; together, so that none is there without its result."""
         self._completions.write(lines(completions))
         self._evals.write(_json_line(row))
-        self._scalars(row, f"eval/{row['name']}/")
+        self._scalars(row, evaluation=str(row["name"]))
 
     def samples(self, table: SampleTable) -> None:
         """A table of samples; written again, it replaces the earlier one. TensorBoard gets it when it is complete."""
@@ -118,7 +122,7 @@ class Record:
             self._tensorboard.restart(step)
             for row in self._evals.rows():
                 if row["step"] == step:  # the restart made it void
-                    self._scalars(row, f"eval/{row['name']}/")
+                    self._scalars(row, evaluation=str(row["name"]))
 
     def close(self) -> None:
         """Flush and close everything."""
@@ -127,13 +131,18 @@ class Record:
             file.close()
         if self._tensorboard is not None:
             self._tensorboard.close()
+        close_all(self.trackers)
 
-    def _scalars(self, row: Mapping[str, object], prefix: str) -> None:
+    def _scalars(self, row: Mapping[str, object], evaluation: str = "") -> None:
+        step = row.get("step", 0)
+        assert isinstance(step, int), "every row has its step"
+        values = {name: value for name, value in row.items() if name not in _NO_METRICS}
         if self._tensorboard is not None:
-            step = row.get("step", 0)
-            assert isinstance(step, int)
-            values = {name: value for name, value in row.items() if name not in _NO_METRICS}
-            self._tensorboard.scalars(step, values, prefix)
+            self._tensorboard.scalars(step, values, f"eval/{evaluation}/" if evaluation else "")
+        if self.trackers:
+            numbers = {name: v for name, v in values.items() if isinstance(v, int | float) and math.isfinite(v)}
+            for tracker in self.trackers:
+                tracker.put(step, numbers, evaluation)
 
 
 class _Lines:
