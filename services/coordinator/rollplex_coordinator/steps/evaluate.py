@@ -16,7 +16,10 @@ from rollplex.journal.phases import Phase
 from rollplex.protocol.common import Role
 from rollplex.protocol.reward import GroupRewarded, RewardFailed, RewardGroup, RewardPart
 from rollplex.protocol.rollout import GenerateUnit, GroupFinished, Prefilled, UnitGenerated
+from rollplex_coordinator.decisions.fleet import Team
+from rollplex_coordinator.decisions.plan import cut
 from rollplex_coordinator.decisions.reported import finite, mean, part_means
+from rollplex_coordinator.memory.leasing import Blocks
 from rollplex_coordinator.processes.hub import Peer
 from rollplex_coordinator.records.completions import Completion, completions_of
 from rollplex_coordinator.steps.context import Context
@@ -35,7 +38,8 @@ class Evaluation:
         self._section = section
         self._inputs: StepInputs | None = None
         self._first = 0
-        self._generated = False
+        self._generating: dict[int, Blocks] = {}
+        """Units that are being sampled, and their K/V."""
         self._pending: set[int] = set()
         self._answers: dict[int, GroupFinished] = {}
         self._completions: list[Completion] = []
@@ -66,7 +70,7 @@ class Evaluation:
             for ahead in range(index, min(index + 2, len(rows))):
                 c.feed.prepare(KEY + ahead, name, rows[ahead])
             self._first = index * size
-            self._batch(KEY + index, index, batch)
+            self._batch(KEY + index, index * len(c.fleet.engines), batch)
         metrics = self._means()
         row = {"name": name, "step": step, "version": c.record.version, **metrics}
         c.record.evaluation(row, sorted(self._completions, key=lambda completion: completion.group))
@@ -75,31 +79,37 @@ class Evaluation:
         c.memory.enter(Phase.IDLE)
         return metrics
 
-    def _batch(self, key: int, unit: int, rows: Sequence[int]) -> None:
+    def _batch(self, key: int, first: int, rows: Sequence[int]) -> None:
+        """Rows that are sampled at once, an equal share by each engine. first: number of the batch's first unit."""
         c = self._c
         inputs = self._inputs = c.feed.take(key)
-        sampling = eval_sampling(c.config, self._section.name, stop_ids=c.data.stop_ids)
-        block = c.memory.now(c.sizes.rollout_kv(inputs.prompts, sampling, unit))
-        self._generated = False
         self._pending = set(range(len(rows)))
-        c.link.ask(
-            Role.ROLLOUT,
-            lambda cause: GenerateUnit(
+        share = -(-c.config.data.prompts_per_iteration // len(c.fleet.engines))
+        for engine, members in enumerate(cut(range(len(rows)), share)):
+            self._generate(first + engine, c.fleet.engines[engine], inputs, members)
+        c.link.pump(lambda: not self._generating and not self._pending)
+        c.feed.done(inputs)
+
+    def _generate(self, unit: int, team: Team, inputs: StepInputs, members: Sequence[int]) -> None:
+        c = self._c
+        prompts = tuple(inputs.prompts[member] for member in members)
+        sampling = eval_sampling(c.config, self._section.name, stop_ids=c.data.stop_ids)
+        kv = self._generating[unit] = c.memory.now(c.sizes.rollout_kv(prompts, sampling, unit), devices=team.devices)
+        c.link.ask_team(
+            team,
+            lambda cause, rank: GenerateUnit(
                 cause=cause,
                 step=c.record.step or 0,
                 version=c.record.version,
                 unit=unit,
                 inputs=inputs.ref,
-                prompts=inputs.prompts,
+                prompts=prompts,
                 sampling=sampling,
-                kv=block.private,
+                kv=kv.on(rank).private,
             ),
-            f"evaluate rows {rows[0]}-{rows[-1]} of {self._section.name}",
+            f"evaluate rows {inputs.rows[members[0]]}-{inputs.rows[members[-1]]} of {self._section.name}",
             c.unit_s,
         )
-        c.link.pump(lambda: self._generated and not self._pending)
-        c.memory.release(block)
-        c.feed.done(inputs)
 
     def _on_group(self, _peer: Peer, message: GroupFinished) -> None:
         assert self._inputs is not None, "a batch is running"
@@ -126,7 +136,7 @@ class Evaluation:
     def _on_generated(self, _peer: Peer, message: UnitGenerated) -> None:
         self._c.memory.measured(message.held)
         self._c.memory.trimmed(Role.ROLLOUT)
-        self._generated = True
+        self._c.memory.release(self._generating.pop(message.unit))
 
     def _on_rewarded(self, _peer: Peer, message: GroupRewarded) -> None:
         self._pending.discard(message.group)

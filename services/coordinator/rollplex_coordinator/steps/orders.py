@@ -1,7 +1,7 @@
 """Turns a step's instructions into messages: what to take from memory, what to send, what to say about it.
 
-Owns the blocks of the units that are under way. A unit is computed by one team, of which each rank is told of the leases
-and segments on its own device. Decides nothing about order (schedule) and hears no answers (step).
+Owns the blocks of the units that are under way. A unit is computed by one team, of which each rank is told of the
+leases and segments on its own device. Decides nothing about order (schedule) and hears no answers (step).
 """
 
 from __future__ import annotations
