@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from rollplex.cli import status as module
-from rollplex.cli.api import Gpu
+from rollplex.cli.api import Gpu, Tracker
 from rollplex.cli.app import run
-from rollplex.cli.status import _gpu, watch
+from rollplex.cli.status import _gpu, _tracker, watch
 from rollplex.errors import WaitError
 from support.runs import LiveRun, done, ended, leave, started
 from support.terminals import Terminal, lines_of
@@ -236,3 +236,10 @@ def test_a_gpu_is_told_with_how_it_is_shared_and_what_is_used(changes: dict[str,
         "overhead_bytes": 6 * 2**30,
     }
     assert _gpu(Gpu(**{**given, **changes})) == text
+
+
+def test_a_tracker_is_told_with_where_its_numbers_go_or_why_they_do_not() -> None:
+    ready = Tracker(name="wandb", state="ready", detail="offline, runs/1/wandb", dropped_rows=0)
+    assert _tracker(ready) == "wandb ready: offline, runs/1/wandb"
+    failed = Tracker(name="mlflow", state="failed", detail="no server", dropped_rows=3)
+    assert _tracker(failed) == "mlflow failed: no server; 3 rows left out"

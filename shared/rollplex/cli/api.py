@@ -45,6 +45,15 @@ class Gpu(Struct, frozen=True, kw_only=True):
     overhead_bytes: int | None
 
 
+class Tracker(Struct, frozen=True, kw_only=True):
+    """A tracker of another maker."""
+
+    name: str
+    state: str
+    detail: str
+    dropped_rows: int
+
+
 class Status(Struct, frozen=True, kw_only=True):
     """Where the run stands (GET /status)."""
 
@@ -59,6 +68,7 @@ class Status(Struct, frozen=True, kw_only=True):
     started_wall_s: float
     waiting: tuple[Wait, ...]
     gpu: Gpu | None = None
+    trackers: tuple[Tracker, ...] = ()
 
 
 class Device(Struct, frozen=True, kw_only=True):

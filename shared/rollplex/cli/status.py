@@ -12,7 +12,7 @@ from typing import TextIO
 import msgspec
 from msgspec import Struct
 
-from rollplex.cli.api import Api, Device, Gpu, Ledger, Service, Status, Wait, connect
+from rollplex.cli.api import Api, Device, Gpu, Ledger, Service, Status, Tracker, Wait, connect
 from rollplex.cli.interrupts import Interrupted, interruptible
 from rollplex.cli.summary import State, Summary, summarize
 from rollplex.errors import StateError, WaitError
@@ -190,6 +190,8 @@ def _live(summary: Summary, live: Live) -> Iterator[tuple[str, str]]:
         yield "waiting", _wait(wait)
     if status.gpu is not None:
         yield "gpu", _gpu(status.gpu)
+    for tracker in status.trackers:
+        yield "tracker", _tracker(tracker)
     for device in live.ledger.devices:
         yield "memory", _device(device)
     for request in live.ledger.waiting:
@@ -219,6 +221,11 @@ def _ended(summary: Summary) -> Iterator[tuple[str, str]]:
 
 def _stopping(status: Status) -> str:
     return f", stopping {status.stopping.replace('_', ' the ')}" if status.stopping else ""
+
+
+def _tracker(tracker: Tracker) -> str:
+    dropped = f"; {tracker.dropped_rows} rows left out" if tracker.dropped_rows else ""
+    return f"{tracker.name} {tracker.state}" + (f": {tracker.detail}" if tracker.detail else "") + dropped
 
 
 def _wait(wait: Wait) -> str:
