@@ -20,7 +20,6 @@ from rollplex.protocol.codec import CHANNELS
 from rollplex.protocol.common import (
     CachesDropped,
     Committed,
-    Device,
     DigestReply,
     DigestRequest,
     Drain,
@@ -58,6 +57,8 @@ from rollplex.protocol.trainer import (
     GradientsKept,
     KeepGradients,
     PrepareUpdate,
+    Publish,
+    Published,
     SaveCheckpoint,
     SkipUpdate,
     SuffixTrained,
@@ -68,6 +69,7 @@ from rollplex.protocol.trainer import (
     UpdateVote,
     WholeTrained,
 )
+from rollplex_coordinator.decisions.fleet import SINGLE, Fleet
 from rollplex_coordinator.processes.hub import Arrived, Event, Joined, Peer
 
 ROW_WIDTH = 1176
@@ -119,7 +121,7 @@ def lay_out(slots: Sequence[PromptSlot]) -> tuple[tuple[PromptSlot, ...], int]:
 
 
 class Workers:
-    """What each instruction is answered. `answers[type]` may be replaced by a test.
+    """What each instruction is answered; ranks of a team are answered alike. `answers[type]` may be replaced by a test.
 
     Args:
         rng: draws lengths and rewards.
@@ -127,6 +129,8 @@ class Workers:
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
+        self._lengths: dict[tuple[int, int, int, int], tuple[int, ...]] = {}
+        """What was drawn for a group, by step, unit, group and row."""
         self._clock = 0.0
         self.version = 0
         """Of the weights, as the trainer publishes it."""
@@ -161,6 +165,17 @@ class Workers:
             ],
             KeepGradients: lambda m: [GradientsKept(cause=m.cause, step=m.step, size_bytes=8)],
             ApplyUpdate: self.apply,
+            Publish: lambda m: [
+                Published(
+                    cause=m.cause,
+                    version=m.version,
+                    digest=DIGEST,
+                    refreshed_bytes=30,
+                    rebuilt_bytes=4,
+                    start_s=self.now(),
+                    end_s=self.now(),
+                )
+            ],
             SkipUpdate: lambda m: [UpdateSkipped(cause=m.cause, step=m.step)],
             Drain: lambda m: [Drained(cause=m.cause, version=m.version)],
             Committed: lambda m: [CachesDropped(cause=m.cause, version=self.version)],
@@ -200,10 +215,15 @@ class Workers:
     def finished(self, m: GenerateUnit, slot: PromptSlot) -> GroupFinished:
         size = m.sampling.group_size
         forced = m.sampling.forced_lengths
-        lengths = tuple(
-            forced[(slot.group * size + s) % len(forced)] if forced else self._rng.randint(1, m.sampling.max_new_tokens)
-            for s in range(size)
-        )
+        drawn = m.step, m.unit, slot.group, slot.row
+        if drawn not in self._lengths:
+            self._lengths[drawn] = tuple(
+                forced[(slot.group * size + s) % len(forced)]
+                if forced
+                else self._rng.randint(1, m.sampling.max_new_tokens)
+                for s in range(size)
+            )
+        lengths = self._lengths[drawn]
         total = sum(lengths)
         return GroupFinished(
             cause=m.cause,
@@ -333,23 +353,34 @@ class Stuck(Exception):  # noqa: N818 - it names what happened
 
 
 class FakeHub:
-    """In place of `Hub`. One worker per role, first in first out each; which of them answers next is drawn.
+    """In place of `Hub`. One worker per role and device, first in first out each; which of them answers next is drawn.
 
     Args:
         check: called with a message when it is sent and again when each of its answers arrives.
         story: what is sent is appended, as ("send", role, message).
+        fleet: which workers there are.
     """
 
     def __init__(
-        self, workers: Workers, rng: random.Random, check: Callable[[Any], None], story: list[tuple[Any, ...]]
+        self,
+        workers: Workers,
+        rng: random.Random,
+        check: Callable[[Any], None],
+        story: list[tuple[Any, ...]],
+        fleet: Fleet = SINGLE,
     ) -> None:
         self.workers = workers
         self._rng = rng
         self._check = check
         self._story = story
-        self.peers = {role: Peer(role=role, device=Device(), incarnation=1, pid=1) for role in Role}
-        self._queues: dict[Role, deque[tuple[Any, Any]]] = {role: deque() for role in Role}
-        self._first: list[Event] = [Joined(peer=peer) for peer in self.peers.values()]
+        every = [
+            Peer(role=role, device=device, incarnation=1, pid=1) for role in Role for device in fleet.devices_of(role)
+        ]
+        self.peers = {peer.role: peer for peer in reversed(every)}
+        """Of each role that on its first device."""
+        self.sent: list[tuple[Peer, Any]] = []
+        self._queues: dict[Peer, deque[tuple[Any, Any]]] = {peer: deque() for peer in every}
+        self._first: list[Event] = [Joined(peer=peer) for peer in every]
         self._silent: set[tuple[Role, type]] = set()
         self.arrived = 0
         """Answers so far."""
@@ -359,9 +390,10 @@ class FakeHub:
         message = codec.decode(codec.encode(message))
         self._check(message)
         self._story.append(("send", peer.role, message))
+        self.sent.append((peer, message))
         if (peer.role, type(message)) in self._silent:
             return
-        self._queues[peer.role].extend((message, answer) for answer in self.workers.answers[type(message)](message))
+        self._queues[peer].extend((message, answer) for answer in self.workers.answers[type(message)](message))
 
     def poll(self, timeout_s: float) -> list[Event]:
         """One event.
@@ -373,12 +405,12 @@ class FakeHub:
             return [self._first.pop(0)]
         if self.idle:
             raise Stuck("nothing is left to happen")
-        role = self._rng.choice([role for role, queue in self._queues.items() if queue])
-        message, answer = self._queues[role].popleft()
-        codec = CHANNELS[role].from_worker
+        peer = self._rng.choice([peer for peer, queue in self._queues.items() if queue])
+        message, answer = self._queues[peer].popleft()
+        codec = CHANNELS[peer.role].from_worker
         self._check(message)
         self.arrived += 1
-        return [Arrived(peer=self.peers[role], message=codec.decode(codec.encode(answer)))]
+        return [Arrived(peer=peer, message=codec.decode(codec.encode(answer)))]
 
     @property
     def idle(self) -> bool:
@@ -391,4 +423,4 @@ class FakeHub:
 
     def disconnect(self, peer: Peer) -> None:
         """What it has not answered, it never will."""
-        self._queues[peer.role].clear()
+        self._queues[peer].clear()
