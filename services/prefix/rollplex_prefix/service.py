@@ -69,6 +69,7 @@ class PrefixService:
         self._units = Units()
         self._inputs: set[int] = set()
         self._arena_step = NO_STEP
+        self._drained = False
 
     def handle(self, message: ToPrefix, reply: Reply) -> None:
         """Carry out one instruction and answer it."""
@@ -86,11 +87,13 @@ class PrefixService:
             case Drain():
                 self._units.require_empty()
                 trim(self._ready.device)
+                self._drained = True
                 reply(Drained(cause=message.cause, version=message.version))
             case Committed():
                 self._drop_inputs()
                 self._arena_step = NO_STEP  # also if the same step begins again
                 header = self._ready.header.require(message.version)
+                self._drained = False
                 reply(CachesDropped(cause=message.cause, version=header.version))
             case DigestRequest():
                 header = self._ready.header.require(self._ready.header.read().version)
@@ -105,6 +108,9 @@ class PrefixService:
 
     def _forward(self, message: PrefixForward) -> PrefixReady:
         ready = self._ready
+        if self._drained:
+            where = f"step {message.step}, {message.which} prefix unit {message.unit}"
+            raise StateError("a unit while the weights may not be read", needed="Committed first", where=where)
         ready.header.require(message.version)
         start_s = time.monotonic()
         lease = message.lease

@@ -14,6 +14,7 @@ import typer
 from rollplex.cli.commands.bench import bench
 from rollplex.cli.commands.checkpoint import checkpoint
 from rollplex.cli.commands.config import config
+from rollplex.cli.commands.conformance import SETTINGS, conformance
 from rollplex.cli.commands.data import data
 from rollplex.cli.commands.demo import demo
 from rollplex.cli.commands.doctor import doctor
@@ -46,6 +47,7 @@ app = typer.Typer(
 
 for command in (demo, up, status, start, stop, down, logs, runs, doctor, plan, trace, verify):
     app.command()(command)
+app.command(context_settings=SETTINGS)(conformance)
 app.add_typer(config)
 app.add_typer(checkpoint)
 app.add_typer(bench)

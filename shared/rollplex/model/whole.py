@@ -49,27 +49,33 @@ def whole_forward(
     Returns:
         Both [R], float32 (float64 if the model is).
     """
+    return _logprobs(
+        model.lm_head.weight,
+        whole_hidden(model, prompt, response),
+        response,
+        temperature=temperature,
+        never_sampled=never_sampled,
+        chunk_bytes=chunk_bytes,
+    )
+
+
+def whole_hidden(model: Model, prompt: PromptBatch, response: Tensor) -> Tensor:
+    """Hidden states [R, hidden] after the final norm, each of which predicts a token of the response: what
+    `whole_forward` makes log-probabilities of, with its arguments."""
     if prompt.rows != 1:
         raise AssertionError(f"one sequence at a time; got {prompt.rows} prompts")
     length = int(prompt.lengths[0])
     ids = torch.cat([prompt.ids[0, :length], response])
     kinds = _kinds(model, ids)
     model.model.rope_deltas = None
-    hidden = model.model(
+    hidden: Tensor = model.model(
         input_ids=ids[None],
         mm_token_type_ids=kinds[None],
         position_ids=_positions(prompt, kinds, len(response)),
         use_cache=False,
         **_media(model, prompt, kinds[:length]),
     ).last_hidden_state[0, length - 1 : -1]
-    return _logprobs(
-        model.lm_head.weight,
-        hidden,
-        response,
-        temperature=temperature,
-        never_sampled=never_sampled,
-        chunk_bytes=chunk_bytes,
-    )
+    return hidden
 
 
 def _kinds(model: Model, ids: Tensor) -> Tensor:

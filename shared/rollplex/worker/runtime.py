@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Protocol
 
-from rollplex.errors import RollplexError
+from rollplex.errors import ProtocolError, RollplexError
 from rollplex.memory.segment import backend
 from rollplex.protocol.common import ErrorReport, Failed, Leave, Leaving, Role
 from rollplex.worker.connection import ToldToLeave, connect_stream, watch
@@ -115,6 +115,12 @@ def _serve(messages: MessageThread, make: Callable[[], Service]) -> int:
             if isinstance(message, Leave):
                 log.info("told to leave: %s", message.reason)
                 return 0
+            if message.cause <= cause:
+                raise ProtocolError(
+                    "An instruction came twice, or late",
+                    got=f"{type(message).__name__} with cause {message.cause}",
+                    needed=f"a cause above {cause}",
+                )
             cause = message.cause
             service.handle(message, messages.reply)
             messages.progress += 1

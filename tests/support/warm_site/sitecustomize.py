@@ -15,7 +15,17 @@ import os
 import sys
 
 VARIABLE = "ROLLPLEX_TEST_ZYGOTE"
-MODULES = frozenset({"rollplex_trainer", "rollplex_prefix", "rollplex_rollout", "warm_probe"})
+MODULES = frozenset(
+    {
+        "rollplex_trainer",
+        "rollplex_prefix",
+        "rollplex_rollout",
+        "rollplex.conformance",
+        "warm_probe",
+        "warm_broken",
+        "warm_simple",
+    }
+)
 NAMESPACES = ("mnt", "net", "pid", "user")
 
 

@@ -1,0 +1,77 @@
+"""Our three services conform; and whatever breaks one rule fails the case that has its name, and no other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from conformance.conftest import HASTY, PATIENT, broken, ours
+from rollplex.conformance.drive import conformance
+from rollplex.protocol.common import Role
+
+LATE = ("handshake_refused", "received", "alive", "eof", "sigterm", "kill")
+"""What is found out by waiting."""
+EVERY_ROLE = ("rollout", "prefix", "trainer")
+BROKEN = (
+    ("tries_no_secret_again", "rollout", "handshake_secret"),
+    ("insists", "rollout", "handshake_refused"),
+    ("another_schema", "rollout", "handshake"),
+    ("late_received", "rollout", "received"),
+    ("doubled_received", "rollout", "received"),
+    ("no_alive", "rollout", "alive"),
+    ("stands_still", "rollout", "alive"),
+    ("answers_unasked", "rollout", "answers"),
+    ("answers_twice", "rollout", "answers"),
+    ("does_it_again", "rollout", "doubled"),
+    ("outlives_its_coordinator", "rollout", "eof"),
+    ("deaf_to_term", "rollout", "sigterm"),
+    ("leaves_without_waiting", "rollout", "sigterm"),
+    ("leaves_a_file", "rollout", "leftovers"),
+    ("leaves_a_child", "rollout", "kill"),
+    ("trusts_any_version", "rollout", "version"),
+    ("reads_after_drain", "rollout", "drain"),
+    ("another_version_drained", "rollout", "drained"),
+    ("another_version_dropped", "rollout", "committed"),
+    ("keeps_old_weights", "rollout", "fresh"),
+    ("takes_more_than_its_lease", "rollout", "lease"),
+    ("owns_up_to_more", "rollout", "held"),
+    ("samples_elsewhere", "rollout", "on_policy"),
+    ("samples_placeholders", "rollout", "vocabulary"),
+    ("forgets_the_temperature", "rollout", "logprobs"),
+    ("is_not_greedy", "rollout", "greedy"),
+    ("knows_no_top_k", "rollout", "top_k"),
+    ("stamps_another_version", "rollout", "versions"),
+    ("withholds_a_group", "rollout", "groups"),
+    ("reads_after_drain", "prefix", "drain"),
+    ("trusts_any_version", "prefix", "version"),
+    ("mixes_up_the_models", "prefix", "scores"),
+    ("forgets_the_values", "prefix", "keys_values"),
+    ("never_clears_its_arena", "prefix", "fresh"),
+    ("owns_up_to_more", "prefix", "held"),
+    ("trusts_any_version", "trainer", "version"),
+    ("digests_nothing", "trainer", "filled"),
+    ("votes_for_everything", "trainer", "skip"),
+    ("steps_too_early", "trainer", "vote"),
+    ("steps_too_far", "trainer", "update"),
+    ("says_nothing_of_updating", "trainer", "header"),
+    ("forgets_the_sign", "trainer", "kv_gradients"),
+    ("saves_other_weights", "trainer", "checkpoint"),
+)
+
+
+@pytest.mark.parametrize("role", EVERY_ROLE)
+def test_our_services_conform(role: str, model: Path) -> None:
+    report = conformance(Role(role), ours(role), limits=PATIENT, model=model)
+    assert report.passed, [str(verdict) for verdict in report.verdicts if not verdict.passed] + [report.log]
+    assert len({verdict.case for verdict in report.verdicts}) == len(report.verdicts) > 20
+
+
+@pytest.mark.parametrize(("rule", "role", "case"), BROKEN, ids=lambda value: value)
+def test_a_service_that_breaks_a_rule_fails_the_case_of_that_name(rule: str, role: str, case: str, model: Path) -> None:
+    limits = HASTY if case in LATE else PATIENT
+    report = conformance(Role(role), broken(rule, role), limits=limits, model=model, cases=[case])
+    (failure,) = report.failures
+    assert failure.case == case, report.log
+    assert failure.got, "it says what it got"
+    assert failure.needed, "and what it needed"
