@@ -18,13 +18,17 @@ from rollplex.journal.events import Event
 from rollplex.journal.phases import Phase
 from rollplex.memory.segment import backend
 from rollplex.protocol.common import Device, Kind, LeaseRef, Role, SegmentRef
+from rollplex.protocol.common import Memory as MemoryKind
 from rollplex.protocol.inputs import DataChecked, SourceChecked
+from rollplex_coordinator.decisions.fleet import fleet_of
 from rollplex_coordinator.decisions.gate import Gate
 from rollplex_coordinator.decisions.instructions import Mode
 from rollplex_coordinator.decisions.ledger import Ledger
 from rollplex_coordinator.decisions.plan import StepPlan, plan_step
 from rollplex_coordinator.decisions.schedule import Schedule
-from rollplex_coordinator.memory.budget import plan_memory
+from rollplex_coordinator.memory.budget import beside, plan_memory
+from rollplex_coordinator.memory.device_sizes import sizes_of
+from rollplex_coordinator.memory.fleet_budget import plan_node
 from rollplex_coordinator.memory.holder import Holder
 from rollplex_coordinator.memory.leasing import Memory
 from rollplex_coordinator.memory.sizes import Sizes
@@ -32,8 +36,8 @@ from rollplex_coordinator.processes.link import Link
 from rollplex_coordinator.records.record import Record
 from rollplex_coordinator.steps.context import Context
 from rollplex_coordinator.steps.feed import Feed, StepInputs
-from rollplex_coordinator.steps.loading import standing
 from rollplex_coordinator.steps.sampling import Samples
+from rollplex_coordinator.steps.segments import standing
 from rollplex_coordinator.steps.step import TrainStep
 from support.workers import ROW_WIDTH, STOP_ID, FakeHub, Workers, named, prompts_of
 
@@ -150,14 +154,17 @@ class Core:
         journal: Any = self.journal  # has what Record uses of a journal
         self.record = Record(run_dir, journal, tensorboard=config.run.tensorboard)
         self.holder = Holder(backend("host"))
-        self.ledger = Ledger({DEVICE: budget_bytes})
-        self.memory = Memory(self.ledger, self.holder, self.record, DEVICE)
-        self.sizes, self.data = Sizes(config, whole=whole), check_data(config)
-        for reservation in plan_memory(config, self.sizes, self.data, DEVICE, budget_bytes):
+        self.fleet = fleet_of(config)
+        self.sizes, self.data = sizes_of(config, self.fleet, whole=whole), check_data(config)
+        planned = plan_node(config, self.sizes, self.data, self.fleet, budget_bytes)
+        host = None if self.fleet.single else beside(DEVICE)
+        self.ledger = Ledger(planned.budgets)
+        self.memory = Memory(self.ledger, self.holder, self.record, DEVICE, host, kind=MemoryKind.HOST)
+        for reservation in planned.reservations:
             self.ledger.reserve(reservation)
         self.workers = Workers(rng)
-        self.hub = FakeHub(self.workers, rng, self._check, self.story)
-        self.link = Link(self.hub, NoSupervisor(), 10.0, clock=lambda: 0.0)  # type: ignore[arg-type] # fakes
+        self.hub = FakeHub(self.workers, rng, self._check, self.story, self.fleet)
+        self.link = Link(self.hub, NoSupervisor(), 10.0, clock=lambda: 0.0, fleet=self.fleet)  # type: ignore[arg-type] # fakes
         self.link.await_peers(Role, 10.0)
         self.memory.enter(Phase.LOAD)
         self._lease_what_stays(config)
@@ -176,6 +183,7 @@ class Core:
             sizes=self.sizes,
             data=self.data,
             sampling=train_sampling(config, stop_ids=self.data.stop_ids),
+            fleet=self.fleet,
         )
         self.record.enter(Phase.IDLE)
         self.memory.enter(Phase.IDLE)
@@ -192,7 +200,12 @@ class Core:
         ]
         if config.needs_reference:
             stays.append(standing(Kind.REFERENCE_WEIGHTS, sizes.reference_bytes, Role.TRAINER, Role.PREFIX))
-        self.standing = {self.memory.now(replace(want, segment=False)).lease for want in stays}
+        devices = self.fleet.training_devices
+        self.standing = {
+            block.lease
+            for want in stays
+            for block in self.memory.now(replace(want, segment=False), devices=devices).blocks
+        }
 
     def _check(self, message: Any) -> None:
         """Every lease and segment that a message names is there, of that kind and size."""
@@ -223,6 +236,8 @@ class Core:
             decode_prompts=config.decode_prompts,
             prefix_prompts=config.prefix_prompts,
             suffix_prompts=config.suffix_prompts,
+            engines=len(self.fleet.engines),
+            replicas=len(self.fleet.trainers),
         )
 
     def begin(self, rows: tuple[int, ...], step: int = 0) -> tuple[TrainStep, StepInputs]:

@@ -13,11 +13,12 @@ from collections.abc import Iterator
 from rollplex.config.config import Config
 from rollplex.config.host import budget_bytes, host_budget_bytes, less_overhead
 from rollplex.journal.phases import Phase
+from rollplex.protocol.common import HOST_INDEX
 from rollplex.protocol.inputs import DataChecked
-from rollplex_coordinator.decisions.fleet import DEVICE
+from rollplex_coordinator.decisions.fleet import fleet_of
 from rollplex_coordinator.decisions.peaks import peaks_table, plan_peak
-from rollplex_coordinator.memory.budget import budgets_by_place, plan_memory, planned_blocks
-from rollplex_coordinator.memory.sizes import Sizes
+from rollplex_coordinator.memory.device_sizes import sizes_of
+from rollplex_coordinator.memory.fleet_budget import NodePlan, plan_node
 from rollplex_coordinator.processes.node import CHILDREN, Node
 from rollplex_coordinator.steps.loading import check_data, open_rewards
 
@@ -39,28 +40,52 @@ def dry_run(node: Node, wanted: int) -> None:
     data = check_data(node)
     open_rewards(node)
     budget, host_bytes = budget_bytes(config, node.limit_bytes), host_budget_bytes()
-    sizes = Sizes(config, longest_prompt=max(source.max_prompt_tokens for source in data.sources))
-    plan_memory(config, sizes, data, DEVICE, budget, host_bytes=host_bytes, free_bytes=node.free_bytes)
+    sizes = sizes_of(config, node.fleet, longest_prompt=max(source.max_prompt_tokens for source in data.sources))
+    plan = plan_node(config, sizes, data, node.fleet, budget, host_bytes=host_bytes, free_bytes=node.free_bytes)
     lines = [f"{label:<14} {text}" for label, text in report(config, data, wanted)]
     if node.device is not None:
         shared = f"{_mib(node.device.free_bytes)} free; workers share it by {config.device.sharing}"
         lines.append(f"{'device':<14} {node.device.gpu.info}, {shared}")
-    blocks = planned_blocks(config, sizes, data, DEVICE)
-    peaks, *beside = plan_peak(blocks)
     whole = less_overhead(budget + config.overhead_bytes, config.overhead_bytes)
-    needs = f"at least {_mib(peaks.minimum_bytes)}, and with {_mib(peaks.ample_bytes)} nothing waits"
-    lines.append(f"{'memory':<14} {needs}; leases may take {_mib(budget)} ({whole})")
-    for peak in beside:
-        needs = f"at least {_mib(peak.minimum_bytes)}; leases may take {_mib(host_bytes)}"
-        lines += [f"{'host memory':<14} {needs}"]
-    budgets = budgets_by_place(config, DEVICE, budget, host_bytes)
-    lines += ["", f"predicted bytes in each phase, {peaks_table(blocks, budgets)}"]
+    lines += [f"{label:<14} {text}" for label, text in memory_report(plan, budget, whole)]
+    lines += ["", f"predicted bytes in each phase, {peaks_table(plan.blocks, plan.budgets)}"]
     sys.stdout.write("\n".join(lines) + "\n")
     sys.stdout.flush()
 
 
+def memory_report(plan: NodePlan, budget_bytes: int, whole: str) -> Iterator[tuple[str, str]]:
+    """What each device needs and has: a label and a text for each line.
+
+    Args:
+        budget_bytes: what leases may take on all devices; whole: from what that is left.
+    """
+    peaks = plan_peak(plan.blocks)
+    several = sum(peak.device.index != HOST_INDEX for peak in peaks) > 1
+    if several:
+        yield "memory", f"leases may take {_mib(budget_bytes)} ({whole}): inputs once, the rest in equal shares"
+    for peak in peaks:
+        may = plan.budgets.get(peak.device, 0)
+        if peak.device.index == HOST_INDEX:
+            yield "host memory", f"at least {_mib(peak.minimum_bytes)}; leases may take {_mib(may)}"
+            continue
+        label = f"device {peak.device}" if several else "memory"
+        needs = f"at least {_mib(peak.minimum_bytes)}, and with {_mib(peak.ample_bytes)} nothing waits"
+        yield label, f"{needs}; leases may take {_mib(may)}{'' if several else f' ({whole})'}"
+
+
 def _mib(size_bytes: int) -> str:
     return f"{size_bytes / 2**20:,.1f} MiB"
+
+
+def devices_text(config: Config) -> str:
+    """How several devices are used."""
+    parallel, fleet = config.parallel, fleet_of(config)
+    trained = f"training TP {parallel.training} x {len(fleet.trainers)}"
+    sampled = f"rollout TP {parallel.rollout} x {len(fleet.engines)} engines"
+    where = "on the same devices"
+    if parallel.placement == "disaggregated":
+        where = f"the last {parallel.rollout_devices} only sample, from copies of the weights"
+    return f"{parallel.devices}: {trained} replicas, {sampled}; {where}"
 
 
 def report(config: Config, data: DataChecked, wanted: int) -> Iterator[tuple[str, str]]:
@@ -69,6 +94,8 @@ def report(config: Config, data: DataChecked, wanted: int) -> Iterator[tuple[str
     yield "run", f"{run.name}: {f'{wanted} iterations' if wanted else 'waits for `rollplex start N`'}"
     shared = "once per prompt" if run.share_prefix else "once per response (run.share_prefix: false)"
     yield "schedule", f"{run.schedule}; prefixes are computed {shared}"
+    if config.parallel.devices > 1:
+        yield "devices", devices_text(config)
     yield "model", f"{config.model.path}, {config.model.dtype}"
     reference = f"yes, algorithm.beta {config.algorithm.beta:g}" if config.needs_reference else "no, algorithm.beta 0"
     yield "reference", reference

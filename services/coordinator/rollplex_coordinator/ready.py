@@ -14,6 +14,7 @@ from rollplex.config.host import budget_bytes, host_budget_bytes
 from rollplex.config.wire import train_sampling
 from rollplex.journal.phases import Phase
 from rollplex.multiprocessors.beside import Beside, Silent
+from rollplex.protocol.common import Memory as MemoryKind
 from rollplex.protocol.common import Role
 from rollplex_coordinator.control import CoreControl
 from rollplex_coordinator.decisions.fleet import DEVICE
@@ -21,10 +22,11 @@ from rollplex_coordinator.decisions.gate import Gate
 from rollplex_coordinator.decisions.ledger import Ledger
 from rollplex_coordinator.decisions.window import window_of
 from rollplex_coordinator.fingerprints import ModelFingerprint, fingerprints
-from rollplex_coordinator.memory.budget import budgets_by_place, host_place, plan_memory, planned_blocks, scratch_of
+from rollplex_coordinator.memory.budget import host_place, scratch_of
 from rollplex_coordinator.memory.caps import private_caps
+from rollplex_coordinator.memory.device_sizes import sizes_of
+from rollplex_coordinator.memory.fleet_budget import plan_node
 from rollplex_coordinator.memory.leasing import Memory
-from rollplex_coordinator.memory.sizes import Sizes
 from rollplex_coordinator.options import Options
 from rollplex_coordinator.processes.node import Node
 from rollplex_coordinator.records.record import Record
@@ -57,14 +59,15 @@ def get_ready(
     if verification is not None:
         choose_row(data, verification.row)  # before anything is loaded
     longest = max(source.max_prompt_tokens for source in data.sources)
-    sizes = Sizes(config, whole=verification is not None, longest_prompt=longest)
+    sizes = sizes_of(config, node.fleet, whole=verification is not None, longest_prompt=longest)
     budget, host_bytes = budget_bytes(config, node.limit_bytes), host_budget_bytes()
-    ledger = Ledger(budgets_by_place(config, DEVICE, budget, host_bytes))
-    memory = Memory(ledger, node.holder, node.record, DEVICE, host_place(config, DEVICE))
-    plan = plan_memory(config, sizes, data, DEVICE, budget, host_bytes=host_bytes, free_bytes=node.free_bytes)
-    for reservation in plan:
+    plan = plan_node(config, sizes, data, node.fleet, budget, host_bytes=host_bytes, free_bytes=node.free_bytes)
+    ledger = Ledger(plan.budgets)
+    kind = MemoryKind(config.device.kind)
+    memory = Memory(ledger, node.holder, node.record, DEVICE, host_place(config, DEVICE), kind=kind)
+    for reservation in plan.reservations:
         ledger.reserve(reservation)
-    memory.scratch = scratch_of(plan)
+    memory.scratch = scratch_of(plan.reservations)
     node.observe(memory, budget + config.overhead_bytes)
     memory.enter(Phase.LOAD)
     node.record.stage("memory plan", plan_s)
@@ -78,7 +81,7 @@ def get_ready(
         _warn(judge_fingerprints(resumption, found, options.resume.accepted))
     node.link.await_peers(roles, config.deadlines.start_s)
     notice = Silent() if node.device is None else Beside(node.run_dir)  # an engine looks for it as it loads
-    blocks = [block for block in planned_blocks(config, sizes, data, DEVICE) if block.device == DEVICE]
+    blocks = [block for block in plan.blocks if block.device == DEVICE]
     caps = private_caps(config, blocks, sizes.table, sizes.shape.vocab, budget)
     restore = None if resumption is None else resumption.restore
     loaded = load_models(node, memory, sizes, data, restore, caps=caps)

@@ -20,7 +20,7 @@ from rollplex.protocol.common import HOST_INDEX, Device, Held, Kind, LeaseRef, R
 from rollplex.protocol.common import Memory as MemoryKind
 from rollplex_coordinator.decisions.ledger import Ledger, Reservation
 from rollplex_coordinator.memory.holder import Holder
-from rollplex_coordinator.memory.leasing import Block, Blocks, Memory, Want
+from rollplex_coordinator.memory.leasing import Blocks, Memory, Want
 from rollplex_coordinator.records.record import Record
 from support.core import DEVICE, FakeJournal
 
@@ -111,7 +111,7 @@ def test_a_reservation_is_always_there_and_what_is_larger_is_refused(world: Worl
 
 
 def test_blocks_that_fit_are_given_at_once_and_all_together(world: World) -> None:
-    given: list[tuple[Block, ...]] = []
+    given: list[tuple[Blocks, ...]] = []
     world.memory.when_free((want(2), want(3, segment=True)), given.append)
     assert [[block.want.size_bytes for block in blocks] for blocks in given] == [[2 * PAGE, 3 * PAGE]]
     assert not world.events(LeaseWaiting)
@@ -141,7 +141,7 @@ def test_a_later_phase_gives_out_what_was_kept_free_for_an_earlier_one(world: Wo
     world.ledger.reserve(
         Reservation(name="rollout", device=DEVICE, size_bytes=6 * PAGE, phases=frozenset({Phase.ROLLOUT}))
     )
-    given: list[tuple[Block, ...]] = []
+    given: list[tuple[Blocks, ...]] = []
     world.memory.now(want(2))
     world.memory.when_free((want(3),), given.append)
     assert not given
@@ -152,7 +152,7 @@ def test_a_later_phase_gives_out_what_was_kept_free_for_an_earlier_one(world: Wo
 def test_whoever_is_served_may_ask_and_give_back_at_once(world: World) -> None:
     order: list[str] = []
 
-    def second(blocks: tuple[Block, ...]) -> None:
+    def second(blocks: tuple[Blocks, ...]) -> None:
         order.append("second")
         world.memory.when_free((want(9, "third"),), lambda _: order.append("third"))
         world.memory.release(blocks[0])
@@ -198,7 +198,7 @@ def test_a_segment_of_another_size_than_its_lease_is_found_at_the_next_phase(wor
 def test_segments_are_within_leases_and_leases_within_the_budget_after_any_history(seed: int, tmp_path: Path) -> None:
     rng = random.Random(seed)
     world = World(tmp_path)
-    held: list[Block] = []
+    held: list[Blocks] = []
     try:
         for _ in range(40):
             if held and rng.random() < 0.45:
@@ -363,4 +363,4 @@ def test_private_memory_is_counted_and_trimmed_on_the_device_where_it_is(pair: P
     pair.memory.trimmed(Role.PREFIX, (OTHER,))
     assert pair.memory.leased.private == ((Role.PREFIX, 3 * PAGE),)
     pair.memory.trimmed(Role.PREFIX)
-    assert pair.memory.leased.private == ()
+    assert dict(pair.memory.leased.private) == {}

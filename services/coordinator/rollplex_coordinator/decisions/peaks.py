@@ -131,6 +131,36 @@ def check_fits(
     return peaks
 
 
+def check_shares_fit(
+    blocks: Sequence[PlannedBlock], budgets: Mapping[Device, int], devices: Sequence[Device], overhead_bytes: int
+) -> tuple[DevicePeaks, ...]:
+    """`check_fits` for several devices of host memory, which have equal shares of one budget.
+
+    Args:
+        devices: those that share it; what else has a budget, the node has once.
+
+    Raises:
+        BudgetError: one cannot hold its minimum; shows the table of the fullest.
+    """
+    peaks = plan_peak(blocks)
+    fullest = max((peak for peak in peaks if peak.device in devices), key=lambda peak: peak.minimum_bytes)
+    share = budgets.get(fullest.device, 0)
+    if fullest.minimum_bytes > share:
+        worst = max(fullest.phases, key=lambda phase: phase.minimum_bytes)
+        once = sum(size for device, size in budgets.items() if device not in devices)
+        whole = len(devices) * fullest.minimum_bytes + once + overhead_bytes
+        ours = [block for block in blocks if block.device == fullest.device]
+        raise BudgetError(
+            "This configuration does not fit into the memory budget",
+            got=f"a budget of {number(share)} bytes on each of {len(devices)} devices",
+            needed=f"at least {number(fullest.minimum_bytes)} bytes on each, in {worst.phase.name}",
+            do=f"Raise memory.budget to {-(-whole // 2**20)}MiB or more, or make smaller what the table of the fullest "
+            f"device shows.\n{peaks_table(ours, budgets)}",
+            where=f"device {fullest.device}",
+        )
+    return peaks
+
+
 def peaks_table(blocks: Sequence[PlannedBlock], budgets: Mapping[Device, int]) -> str:
     """Every standing block, the largest unit, minimum, ample and budget, per phase; one block of lines per device."""
     return "\n".join(_device_table(blocks, peak, budgets.get(peak.device, 0)) for peak in plan_peak(blocks))

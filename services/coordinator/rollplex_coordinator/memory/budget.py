@@ -68,7 +68,7 @@ def plan_memory(
     check_fits(blocks, budgets, config.overhead_bytes, free_bytes=free_bytes)
     return tuple(
         Reservation(name=name, device=device, size_bytes=bounds[name], phases=phases)
-        for name, _, _, phases in _reserved(config, sizes)
+        for name, _, _, phases in reserved(config, sizes)
     )
 
 
@@ -88,7 +88,7 @@ def planned_blocks(config: Config, sizes: Sizes, data: DataChecked, device: Devi
     ]
     blocks += [
         PlannedBlock(device=device, kind=kind, owner=owner, purpose=name, size_bytes=bounds[name], phases=phases)
-        for name, kind, owner, phases in _reserved(config, sizes)
+        for name, kind, owner, phases in reserved(config, sizes)
     ]
     return [_placed(config, block) for block in blocks + _units(config, sizes, device, bounds)]
 
@@ -99,9 +99,15 @@ def scratch_of(plan: Sequence[Reservation]) -> dict[str, int]:
     return {str(owners[item.name]): item.size_bytes for item in plan if item.name in owners}
 
 
+def beside(device: Device) -> Device:
+    """Where a node keeps what it has once, and what lies in host memory beside GPUs."""
+    return Device(node=device.node, index=HOST_INDEX)
+
+
 def host_place(config: Config, device: Device) -> Device | None:
-    """Where a node that computes on a GPU keeps what lies in host memory; None: everything does, on `device`."""
-    return Device(node=device.node, index=HOST_INDEX) if config.device.kind == "cuda" else None
+    """Where a node that computes on a GPU, or on several devices, keeps what lies in host memory whatever they are;
+    None: everything does, on `device`."""
+    return beside(device) if config.device.kind == "cuda" or config.parallel.devices > 1 else None
 
 
 def budgets_by_place(config: Config, device: Device, budget_bytes: int, host_bytes: int) -> dict[Device, int]:
@@ -122,7 +128,7 @@ def _placed(config: Config, block: PlannedBlock) -> PlannedBlock:
     return block
 
 
-def _reserved(config: Config, sizes: Sizes) -> list[tuple[str, Kind, Role, frozenset[Phase]]]:
+def reserved(config: Config, sizes: Sizes) -> list[tuple[str, Kind, Role, frozenset[Phase]]]:
     """Private blocks without which work cannot go on: name, kind, owner, phases."""
     stream = config.run.streams
     score = frozenset({Phase.ROLLOUT, Phase.SCORE} if stream else {Phase.SCORE})
@@ -130,20 +136,20 @@ def _reserved(config: Config, sizes: Sizes) -> list[tuple[str, Kind, Role, froze
     sampled = frozenset({Phase.ROLLOUT, Phase.EVAL})
     if sizes.pools:
         sampled |= {Phase.LOAD}  # SGLang comes up with its pool
-    reserved = [
+    found = [
         (ROLLOUT_KV, Kind.ROLLOUT_KV, Role.ROLLOUT, sampled),
         (TRAIN_WORKSPACE, Kind.WORKSPACE, Role.TRAINER, train),
     ]
     if sizes.recompute:
-        reserved.append((PREFIX_BACKWARD, Kind.WORKSPACE, Role.PREFIX, train))
+        found.append((PREFIX_BACKWARD, Kind.WORKSPACE, Role.PREFIX, train))
     if sizes.pools:
-        reserved.append((ENGINE_SCRATCH, Kind.WORKSPACE, Role.ROLLOUT, sampled))
+        found.append((ENGINE_SCRATCH, Kind.WORKSPACE, Role.ROLLOUT, sampled))
     if sizes.on_gpu:
-        reserved.append((PREFIX_SCRATCH, Kind.WORKSPACE, Role.PREFIX, train | {Phase.ROLLOUT}))
-        reserved.append((TRAIN_SCRATCH, Kind.WORKSPACE, Role.TRAINER, train))
+        found.append((PREFIX_SCRATCH, Kind.WORKSPACE, Role.PREFIX, train | {Phase.ROLLOUT}))
+        found.append((TRAIN_SCRATCH, Kind.WORKSPACE, Role.TRAINER, train))
     if config.needs_reference:
-        reserved.append((SCORE_WORKSPACE, Kind.WORKSPACE, Role.PREFIX, score))
-    return reserved
+        found.append((SCORE_WORKSPACE, Kind.WORKSPACE, Role.PREFIX, score))
+    return found
 
 
 def _standing(config: Config, sizes: Sizes, inputs_bytes: int) -> list[tuple[Kind, str, str, int]]:

@@ -37,6 +37,8 @@ from rollplex_coordinator.records.record import Record
 
 CHILDREN = (Role.INPUT, Role.REWARD)
 ALIVE_EVERY_S = 1.0
+MEET = "meet"
+"""How the names of files begin by which processes of a role find each other."""
 
 log = logging.getLogger("rollplex.coordinator")
 
@@ -193,8 +195,13 @@ class Node:
                 closing.callback(self.observer.close)
             closing.callback(self.holder.close_all)
             closing.callback(self.link.hub.close)
+            closing.callback(self._remove_meets)
             closing.callback(self.supervisor.stop)
             self._let_go(reason)
+
+    def _remove_meets(self) -> None:
+        for file in self.run_dir.glob(f"{MEET}.*"):
+            file.unlink(missing_ok=True)
 
     def _let_go(self, reason: str) -> None:
         """The processes end."""

@@ -1,6 +1,8 @@
 """From a checked configuration to a loaded node: data check, memory plan, weights, rewards.
 
-    join(input) ─► OpenData ─► DataChecked ─► memory plan fits? ─► join(all) ─► segments ─► Load* ─► OpenRewards
+    join(input) ─► OpenData ─► DataChecked ─► memory plan fits? ─► join(all) ─► segments ─► Load*
+                                                                     │
+                          of several trainers, when all have loaded: Publish
 
 A configuration that does not fit is refused between DataChecked and the first segment: nothing was loaded yet.
 """
@@ -9,24 +11,25 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 
-from msgspec.structs import replace
+from msgspec import structs
 
 from rollplex.config import wire
 from rollplex.errors import ModelError
 from rollplex.journal.events import ServiceReady
-from rollplex.journal.phases import Phase
-from rollplex.protocol.common import Kind, Loaded, Role, SegmentRef
+from rollplex.protocol.common import Kind, Loaded, Role
 from rollplex.protocol.inputs import DataChecked, OpenData
-from rollplex.protocol.prefix import LoadPrefix
 from rollplex.protocol.reward import OpenRewards, RewardsOpened
-from rollplex.protocol.rollout import LoadRollout
-from rollplex.protocol.trainer import LoadTrainer, Restore
+from rollplex.protocol.trainer import Publish, Published, Restore
+from rollplex_coordinator.decisions.fleet import Fleet, Team
 from rollplex_coordinator.memory.caps import Caps
-from rollplex_coordinator.memory.leasing import Blocks, Memory, Want
+from rollplex_coordinator.memory.leasing import Memory
 from rollplex_coordinator.memory.sizes import OWN_WEIGHTS, Sizes
 from rollplex_coordinator.processes.hub import Peer
 from rollplex_coordinator.processes.node import Node
+from rollplex_coordinator.steps.loads import Loads, meeting_files
+from rollplex_coordinator.steps.segments import StandingSegments, standing
 
 log = logging.getLogger("rollplex.coordinator")
 
@@ -83,68 +86,53 @@ def load_models(
     Raises:
         ModelError: a worker sees a parameter table of another size.
     """
-    config, start_s = node.config, time.monotonic()
+    config, start_s, fleet = node.config, time.monotonic(), node.link.fleet
     spec = wire.model_spec(config, table_hash=sizes.table.hash, never_sampled=data.never_sampled)
     longest = max(source.max_prompt_tokens for source in data.sources)
     engine = wire.engine_spec(config, max_prompt_tokens=longest, private_bytes=caps.rollout)
-    actor = memory.now(standing(Kind.ACTOR_WEIGHTS, sizes.table.total_bytes, Role.TRAINER, Role.ROLLOUT))
-    reference = (
-        memory.now(standing(Kind.REFERENCE_WEIGHTS, sizes.reference_bytes, Role.TRAINER, Role.PREFIX))
-        if config.needs_reference
-        else None
-    )
-    gradients = memory.now(standing(Kind.GRADIENTS, sizes.gradient_bytes, Role.TRAINER, Role.TRAINER))
-    prefix_gradients = memory.now(standing(Kind.GRADIENTS, sizes.gradient_bytes, Role.PREFIX, Role.TRAINER))
-    state = memory.now(standing(Kind.OPTIMIZER_STATE, sizes.optimizer_bytes, Role.TRAINER, Role.TRAINER))
-    shared_reference = _ref(reference)
+    segments = StandingSegments(memory, sizes, fleet, reference=config.needs_reference)
     if engine.own_weights:
         own = standing(Kind.ACTOR_WEIGHTS, sizes.table.total_bytes, Role.ROLLOUT, Role.ROLLOUT)
-        memory.now(replace(own, purpose=OWN_WEIGHTS, segment=False))
+        memory.now(structs.replace(own, purpose=OWN_WEIGHTS, segment=False))
 
     pool = memory.now(sizes.starting_pool()) if sizes.pools else None
 
     def loaded(peer: Peer) -> None:
         node.record.append(ServiceReady(service=str(peer), role=peer.role, incarnation=peer.incarnation))
-        node.record.stage(f"load {peer.role}", start_s)
+        node.record.stage(f"load {fleet.name(peer.role, peer.device)}", start_s)
 
-    answers = node.link.call_many(
-        {
-            Role.TRAINER: lambda cause: LoadTrainer(
-                cause=cause,
-                model=spec,
-                actor=actor.ref,
-                reference=shared_reference,
-                gradients=gradients.ref,
-                prefix_gradients=prefix_gradients.ref,
-                optimizer_state=state.ref,
-                algorithm=wire.algorithm(config),
-                optimizer=wire.optimizer(config),
-                restore=restore,
-                private_bytes=caps.trainer,
-            ),
-            Role.PREFIX: lambda cause: LoadPrefix(
-                cause=cause,
-                model=spec,
-                actor=actor.ref,
-                reference=shared_reference,
-                gradients=prefix_gradients.ref,
-                temperature=config.rollout.temperature,
-                private_bytes=caps.prefix,
-            ),
-            Role.ROLLOUT: lambda cause: LoadRollout(cause=cause, model=spec, actor=actor.ref, engine=engine),
-        },
-        "load the model",
-        config.deadlines.load_s,
-        Loaded,
-        loaded,
-    )
-    for role, answer in answers.items():
-        _check_loaded(role, answer, sizes)
+    loads = Loads(
+        config,
+        spec=spec,
+        engine=engine,
+        segments=segments,
+        caps=caps,
+        restore=restore,
+        meets={} if fleet.single else meeting_files(node.run_dir, fleet),
+    ).all
+    answers = node.link.call_teams(loads, "load the model", config.deadlines.load_s, Loaded, loaded)
+    found = _checked(answers, [team for team, _ in loads], sizes, fleet)
     if pool is not None:
         memory.release(pool)
         memory.trimmed(Role.ROLLOUT)
+    if not fleet.single:
+        publish(node, 0 if restore is None else restore.version)
     node.record.stage("load model", start_s)
-    return answers
+    return found
+
+
+def publish(node: Node, version: int) -> None:
+    """Have several trainers bring every device's weights to `version`, which nobody may read before."""
+    start_s = time.monotonic()
+    published = node.link.call_teams(
+        [(team, lambda cause, _: Publish(cause=cause, version=version)) for team in node.link.fleet.trainers],
+        f"publish version {version} on every device",
+        node.config.deadlines.load_s,
+        Published,
+    )
+    copied = sum(answer.refreshed_bytes + answer.rebuilt_bytes for answer in published)
+    log.info("weights: %.1f MiB copied between devices", copied / 2**20)
+    node.record.stage("publish weights", start_s)
 
 
 def open_rewards(node: Node) -> dict[str, str]:
@@ -171,29 +159,23 @@ def open_rewards(node: Node) -> dict[str, str]:
     return dict(zip(opened.names, opened.fingerprints, strict=True))
 
 
-def standing(kind: Kind, size_bytes: int, owner: Role, last_consumer: Role) -> Want:
-    """A segment that lives from LOAD to the end."""
-    return Want(
-        kind=kind,
-        size_bytes=size_bytes,
-        owner=owner,
-        last_consumer=last_consumer,
-        first=Phase.LOAD,
-        last=Phase.DRAIN,
-        purpose=f"{kind} of {owner}",
-        segment=True,
-    )
+def _checked(answers: Sequence[Loaded], teams: Sequence[Team], sizes: Sizes, fleet: Fleet) -> dict[Role, Loaded]:
+    """By role the first one's answer; on policy is a role whose processes all are."""
+    found: dict[Role, Loaded] = {}
+    ranks = [(team, rank) for team in teams for rank in range(len(team.devices))]
+    for (team, rank), answer in zip(ranks, answers, strict=True):
+        expected = sizes.segments_of(team.parallels[rank]).actor
+        _check_loaded(fleet.name(team.role, team.devices[rank]), answer, expected)
+        first = found.setdefault(team.role, answer)
+        found[team.role] = structs.replace(first, on_policy=first.on_policy and answer.on_policy)
+    return found
 
 
-def _ref(block: Blocks | None) -> SegmentRef | None:
-    return block.ref if block else None
-
-
-def _check_loaded(role: Role, answer: Loaded, sizes: Sizes) -> None:
-    if answer.table_bytes != sizes.table.total_bytes:
+def _check_loaded(name: str, answer: Loaded, expected: int) -> None:
+    if answer.table_bytes != expected:
         raise ModelError(
-            f"the {role} service has another parameter table",
+            f"the {name} service has another parameter table",
             got=f"{answer.table_bytes} bytes",
-            needed=f"{sizes.table.total_bytes} bytes",
+            needed=f"{expected} bytes",
             do="Run the same version of Rollplex in every process.",
         )
