@@ -1,0 +1,239 @@
+// The run that goes on: the event stream told as a story, the coordinator asked once a second, everything drawn at leisure.
+
+import { ApiError, events, get, post } from "./api.js";
+import { showAlarm } from "./alarm.js";
+import { Curves, NAMES } from "./curves.js";
+import { byId, el, show, table } from "./dom.js";
+import { plural, seconds } from "./format.js";
+import { drawLanes } from "./lanes.js";
+import { drawMemory } from "./memory.js";
+import { sampleElements } from "./samples.js";
+import { Story } from "./story.js";
+
+const ASK_MS = 1000, DRAW_MS = 250, AGAIN_MS = 1500, MOST_MS = 12_000, LAST_EVENTS = 3000, POINTS = 1500;
+const ABOUT = {
+  IDLE: "Nothing runs; it waits for the next start.", LOAD: "Weights are filled and mapped, processes come up.",
+  ROLLOUT: "Tokens are sampled; prefix work runs in the window.", SCORE: "The reference scores the responses.",
+  TRAIN: "Suffixes and prefixes run backward.", UPDATE: "The gate is closed: vote, step, publish.",
+  CHECKPOINT: "Weights and optimizer state are written to disk.", EVAL: "Held-out rows are answered; nothing changes.",
+  DRAIN: "The run is ending.",
+};
+
+export class Live {
+  constructor() {
+    this.story = new Story();
+    this.curves = new Curves(byId("curves"), "live");
+    this.status = null;
+    this.history = null; // columns from before the stream began
+    this.offset_s = null; // the run's clock minus this page's
+    this.held = false;
+    this.stop = null;
+    this.lastSamples = "";
+    this.wire();
+  }
+
+  wire() {
+    byId("controls").addEventListener("submit", (event) => {
+      event.preventDefault();
+      const count = Number(byId("count").value);
+      if (Number.isInteger(count) && count >= 1) this.ask("iterations", { count }, `${plural(count, "more iteration", "more iterations")} asked for.`);
+      else byId("said").textContent = "A whole number from 1 on.";
+    });
+    byId("stop-after").addEventListener("click", () => this.ask("stop", { when: "after_iteration", exit: false }, "No further iteration begins; the run stays."));
+    byId("stop-end").addEventListener("click", () => this.ask("stop", { when: "after_iteration", exit: true }, "The run ends after this iteration."));
+    byId("stop-now").addEventListener("click", () => byId("sure").showModal());
+    byId("sure").addEventListener("close", () => {
+      if (byId("sure").returnValue === "yes") this.ask("stop", { when: "now", exit: true }, "Stopping now.");
+      byId("sure").returnValue = "";
+    });
+    byId("lanes-count").addEventListener("change", () => this.drawLanes(true));
+    byId("lanes-hold").addEventListener("click", (event) => {
+      this.held = !this.held;
+      event.currentTarget.setAttribute("aria-pressed", String(this.held));
+    });
+  }
+
+  async ask(path, body, text) {
+    const said = byId("said");
+    try {
+      this.status = await post(path, body);
+      said.className = "soft";
+      said.textContent = text;
+      this.drawStatus();
+    } catch (error) {
+      said.className = "bad";
+      said.textContent = error instanceof ApiError ? error.message : "The coordinator does not answer.";
+    }
+  }
+
+  start() {
+    const stop = new AbortController();
+    this.stop = stop;
+    this.follow(stop.signal);
+    this.poll(stop.signal);
+    this.timer = setInterval(() => this.draw(), DRAW_MS);
+    this.observer = new ResizeObserver(() => this.drawLanes(true));
+    this.observer.observe(byId("lanes"));
+  }
+
+  end() {
+    this.stop?.abort();
+    this.stop = null;
+    clearInterval(this.timer);
+    this.observer?.disconnect();
+    this.story.reset();
+    this.story.rows = [];
+    this.history = null;
+    this.lastSamples = this.askedSamples = "";
+    this.link = "";
+    showAlarm(null);
+  }
+
+  // --- what comes in -------------------------------------------------------------------------------------------------
+
+  async follow(signal) {
+    let after = null;
+    let wait_ms = AGAIN_MS;
+    while (!signal.aborted) {
+      try {
+        if (this.history === null) this.history = await this.past(signal);
+        for await (const found of events({ after, last: LAST_EVENTS, signal })) {
+          this.linked("on");
+          wait_ms = AGAIN_MS;
+          for (const event of found) {
+            this.story.tell(event);
+            after = event.id;
+          }
+          if (found.length) this.offset_s = Math.max(this.offset_s ?? -Infinity, found.at(-1).monotonic_s - performance.now() / 1e3);
+        }
+      } catch (error) {
+        if (signal.aborted) return;
+        if (error instanceof ApiError && error.status === 409) {
+          after = null; // another journal than before
+          this.history = null;
+          this.story.reset();
+          this.story.rows = [];
+        }
+      }
+      this.linked(this.story.ended ? "ended" : "lost");
+      await pause(wait_ms, signal);
+      wait_ms = Math.min(2 * wait_ms, MOST_MS);
+    }
+  }
+
+  async past(signal) {
+    const columns = await get("runs/this/metrics", { name: NAMES, points: POINTS }, signal);
+    return columns.steps.length ? columns : { steps: [], values: {} };
+  }
+
+  async poll(signal) {
+    while (!signal.aborted) {
+      if (!document.hidden && this.link !== "ended" && this.link !== "lost") {
+        try {
+          const [status, ledger, services] = await Promise.all([get("status", {}, signal), get("ledger", {}, signal), get("services", {}, signal)]);
+          this.status = status;
+          this.drawStatus();
+          drawMemory(byId("memory"), ledger);
+          this.drawServices(services);
+          await this.drawSamples(signal);
+        } catch (error) {
+          if (signal.aborted) return;
+          if (!(error instanceof ApiError) && !(error instanceof TypeError)) throw error; // no answer: `follow` says so
+        }
+      }
+      await pause(ASK_MS, signal);
+    }
+  }
+
+  linked(state) {
+    this.link = state;
+    for (const id of ["start", "stop-after", "stop-end", "stop-now"]) byId(id).disabled = state === "ended";
+    const texts = { on: this.status?.run ?? "connected", lost: "no answer, trying again", ended: "the run has ended" };
+    byId("link").dataset.state = state === "ended" ? "off" : state;
+    byId("link-text").textContent = texts[state];
+  }
+
+  // --- what is shown -------------------------------------------------------------------------------------------------
+
+  draw() {
+    this.drawPhase();
+    showAlarm(this.story.alarm, this.story.ended);
+    if (document.hidden) return;
+    this.drawLanes(false);
+    this.drawCurves();
+  }
+
+  drawPhase() {
+    const ended = this.story.ended;
+    const phase = ended ? "ENDED" : (this.story.phase ?? this.status?.phase ?? "");
+    const place = byId("phase");
+    if (place.dataset.phase === phase) return;
+    place.dataset.phase = phase;
+    place.textContent = phase;
+    byId("phase-about").textContent = ended ? `${this.story.alarm ? "" : `${ended.reason}, `}exit code ${ended.exit_code}` : (ABOUT[phase] ?? "");
+  }
+
+  drawStatus() {
+    const status = this.status;
+    byId("goal-done").textContent = status.iterations_done;
+    byId("goal-wanted").textContent = status.iterations_wanted;
+    byId("goal").max = Math.max(1, status.iterations_wanted);
+    byId("goal").value = status.iterations_done;
+    const facts = [["Iteration", status.step], ["Weights version", status.version], ["Schedule", status.schedule], ["Up for", seconds(Date.now() / 1e3 - status.started_wall_s)]];
+    if (status.gpu) facts.push(["GPU", status.gpu.name], ["Shared by", status.gpu.sharing_used + (status.gpu.why ? ` (${status.gpu.why})` : "")]);
+    if (status.stopping) facts.push(["Stopping", status.stopping.replaceAll("_", " ")]);
+    show(byId("facts"), facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, String(value)))));
+    const rows = status.waiting.map((wait) => [wait.for, wait.from, seconds(wait.age_s), seconds(wait.deadline_s)]);
+    show(byId("waits"), rows.length ? table({ caption: "What the coordinator waits for", hidden: true, heads: ["what", "from", "for", "deadline"], rows, numeric: [2, 3] }) : el("p", { class: "none" }, "Nothing."));
+    for (const id of ["start", "stop-after", "stop-end"]) byId(id).disabled = status.stopping !== null || this.link === "ended";
+  }
+
+  drawServices(services) {
+    const state = (one) => el("span", { class: "state", "data-state": one.state, title: one.log_path || null }, one.state);
+    const rows = services.map((one) => [one.service, state(one), String(one.incarnation), String(one.pid || "–"), one.heard_age_s === null ? "–" : `${seconds(one.heard_age_s)} ago`]);
+    show(byId("services"), table({ caption: "Service processes", hidden: true, heads: ["service", "state", "incarnation", "pid", "heard"], rows, numeric: [2, 3, 4] }));
+  }
+
+  drawLanes(anyway) {
+    const story = this.story;
+    if (this.held && !anyway) return;
+    const open = story.phases.at(-1)?.end_s === null && !story.ended && !["IDLE", undefined].includes(story.phase);
+    const now_s = open && this.offset_s !== null ? Math.max(story.clock_s, performance.now() / 1e3 + this.offset_s) : story.clock_s;
+    const key = `${story.clock_s} ${open ? Math.floor(now_s * 4) : ""}`;
+    if (!anyway && key === this.drawnLanes) return;
+    this.drawnLanes = key;
+    drawLanes(byId("lanes"), story.timeline(Number(byId("lanes-count").value), now_s));
+  }
+
+  drawCurves() {
+    const rows = this.story.rows;
+    const last = rows.at(-1)?.step ?? -1;
+    if (this.history === null || (this.drawnStep === last && this.drawnHistory === this.history)) return;
+    this.drawnStep = last;
+    this.drawnHistory = this.history;
+    const first = rows[0]?.step ?? Infinity;
+    const kept = this.history.steps.map((step, at) => [step, at]).filter(([step]) => step < first);
+    const steps = [...kept.map(([step]) => step), ...rows.map((row) => row.step)];
+    if (!steps.length) return;
+    const values = Object.fromEntries(NAMES.map((name) => [name, [...kept.map(([, at]) => this.history.values[name]?.[at] ?? null), ...rows.map((row) => row.metrics[name] ?? null)]]));
+    this.curves.set([{ label: "", steps, values }]);
+  }
+
+  async drawSamples(signal) {
+    const rounds = `${this.story.tables} ${this.story.phase === "IDLE"}`;
+    if (this.askedSamples === rounds) return;
+    this.askedSamples = rounds;
+    const found = await get("runs/this/samples", { limit: 1 }, signal);
+    const groups = found.samples.slice(0, 4);
+    const key = JSON.stringify(groups);
+    if (key === this.lastSamples) return;
+    this.lastSamples = key;
+    byId("samples-about").textContent = groups.length ? `step ${groups[0].step}, ${plural(found.tables, "table", "tables")} in all: see History` : "";
+    byId("samples").replaceChildren(...(groups.length ? sampleElements(groups, "this", 0) : [el("p", { class: "none" }, "None yet: the configuration's run.sample_every says how often some are kept.")]));
+  }
+}
+
+const pause = (ms, signal) => new Promise((done) => {
+  const timer = setTimeout(done, ms);
+  signal.addEventListener("abort", () => { clearTimeout(timer); done(); }, { once: true });
+});
