@@ -3,7 +3,7 @@
 No torch, but for the numbers of a preset in bfloat16 while they are written.
 """
 
-from rollplex.presets.architecture import PRESETS, QWEN_3B, SMALL, TINY, TINY_GPU, Preset
+from rollplex.presets.architecture import PRESETS, QWEN_3B, SMALL, TINY, TINY_GPU, TINY_WIDE, Preset
 from rollplex.presets.folder import preset_named, write_model, write_preset
 from rollplex.presets.tokenizer import SPECIAL_TOKENS
 
@@ -14,6 +14,7 @@ __all__ = [
     "SPECIAL_TOKENS",
     "TINY",
     "TINY_GPU",
+    "TINY_WIDE",
     "Preset",
     "preset_named",
     "write_model",
