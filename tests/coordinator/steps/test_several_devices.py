@@ -39,7 +39,7 @@ from support.core import AMPLE, Core, make_config
 from support.workers import DIGEST, Stuck, named
 
 ROWS = (4, 9, 14, 2)
-LAYOUTS = {
+LAYOUTS: dict[str, dict[str, Any]] = {
     "4x1/2x2": {"training": 4, "rollout": 2},
     "2x2/1x4": {"training": 2, "rollout": 1},
     "1x4/2x2": {"training": 1, "rollout": 2},
@@ -146,6 +146,7 @@ def test_the_version_is_committed_when_every_device_has_it_and_readers_are_told_
         last = max(n for n, kind in enumerate(order) if kind is before)
         assert before is PrepareUpdate or last < order.index(after), (before, after)
     training = list(core.fleet.training_devices)
+    kind: type[Any]
     for kind in (PrepareUpdate, ApplyUpdate, Publish):
         assert told(sent, kind, type) == {kind: training}
     readers = [team for team in core.fleet.workers if team.role is not Role.TRAINER]
