@@ -17,6 +17,7 @@ _ANYWHERE = "0.0.0.0"  # noqa: S104 - what is to be refused
 _GPU = {"kind": "cuda"}
 _HALF = {"path": "m", "dtype": "bfloat16"}
 _EVAL = {"name": "e", "data": "x.jsonl"}
+_APART = {"placement": "disaggregated"}
 
 
 @pytest.mark.parametrize(
@@ -41,6 +42,14 @@ _EVAL = {"name": "e", "data": "x.jsonl"}
         ({"rollout": {"engine": "sglang"}, "device": _GPU}, "model.dtype"),
         ({"device": _GPU, "model": {"path": "m", "dtype": "float64"}}, "model.dtype"),
         ({"device": _GPU, "memory": {"budget": "8GiB"}}, "memory.budget"),
+        ({"parallel": {"devices": 2}, "device": _GPU, "model": _HALF}, "parallel.devices"),
+        ({"parallel": {"devices": 3, "training": 2}}, "parallel.training"),
+        ({"parallel": {"devices": 2, "rollout": 4}}, "parallel.rollout"),
+        ({"parallel": {"devices": 4, "rollout_devices": 2}}, "parallel.rollout_devices"),
+        ({"parallel": {"devices": 4, "placement": "disaggregated"}}, "parallel.rollout_devices"),
+        ({"parallel": {"devices": 2, **_APART, "rollout_devices": 2}}, "parallel.rollout_devices"),
+        ({"parallel": {"devices": 4, **_APART, "rollout_devices": 2, "training": 4}}, "parallel.training"),
+        ({"parallel": {"devices": 4, **_APART, "rollout_devices": 1, "rollout": 2}}, "parallel.rollout"),
         ({"rewards": _TWO}, "rewards.functions"),
         ({"rewards": _NO_WEIGHT}, "rewards.functions"),
         ({"optimizer": {"momentum": 0.9}}, "optimizer.momentum"),
@@ -76,6 +85,9 @@ def test_a_contradiction_is_refused_and_names_the_key(make: Make, sections: dict
         {"rollout": {"engine": "sglang", "sglang": {"own_weights": True}}, "device": _GPU, "model": _HALF},
         {"device": _GPU, "model": {"path": "m", "dtype": "float32"}},
         {"device": _GPU, "memory": {"budget": "9GiB"}},
+        {"parallel": {"devices": 4, "training": 4, "rollout": 2}},
+        {"parallel": {"devices": 4, **_APART, "rollout_devices": 2, "training": 2}},
+        {"parallel": {"devices": 3, **_APART, "rollout_devices": 1, "training": 2}},
         {"rollout": {"max_new_tokens": 4, "forced_lengths": [4, 1]}},
         {"optimizer": {"name": "sgd", "momentum": 0.9}},
         {"optimizer": {"warmup_steps": 10}, "run": {"iterations": 10}},

@@ -33,6 +33,7 @@ from rollplex_coordinator.api import Api
 from rollplex_coordinator.control import HTTP, CoreControl
 from rollplex_coordinator.decisions.fleet import WORKERS
 from rollplex_coordinator.decisions.work import Work
+from rollplex_coordinator.degrees import check_degrees
 from rollplex_coordinator.dry_run import dry_run
 from rollplex_coordinator.options import Options
 from rollplex_coordinator.processes.node import CHILDREN, Node
@@ -64,6 +65,7 @@ def run(options: Options, signals: Signals) -> int:
         config = load(options.config, options.overrides)
         config = config if options.verify is None else checked(config)
         check_folder(config.model.path)
+        check_degrees(config, options)
         check_trackers(config)
         run_id = f"{config.run.name[:MAX_RUN_NAME]}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
         with claim(options.run_dir, run_id) as claimed:

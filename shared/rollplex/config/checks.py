@@ -56,6 +56,7 @@ def _check_parallel(config: Config) -> None:
             "Devices that only sample belong to a disaggregated placement, and to no other",
             got=f"placement: {parallel.placement} with rollout_devices: {parallel.rollout_devices}",
             needed="1 or more with disaggregated, 0 with colocated",
+            do="Change parallel.placement, or parallel.rollout_devices.",
             where="parallel.rollout_devices",
         )
     if parallel.rollout_devices >= parallel.devices:
@@ -63,6 +64,7 @@ def _check_parallel(config: Config) -> None:
             "No device is left to train on",
             got=f"{parallel.rollout_devices} of {parallel.devices} devices only sample",
             needed=f"at most {parallel.devices - 1}",
+            do="Lower parallel.rollout_devices, or raise parallel.devices.",
             where="parallel.rollout_devices",
         )
     if parallel.devices > 1 and config.device.kind == "cuda":

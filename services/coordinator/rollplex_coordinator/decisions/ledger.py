@@ -103,7 +103,9 @@ class Ledger:
         """
         account = self._account(reservation.device, reservation.name)
         check_size(reservation.size_bytes, reservation.name)
-        self._expect(reservation.name not in account.reservations, f"reservation {reservation.name}", "a name that is not taken")
+        self._expect(
+            reservation.name not in account.reservations, f"reservation {reservation.name}", "a name that is not taken"
+        )
         self._expect(
             bool(reservation.phases) and Phase.DRAIN not in reservation.phases,
             f"reservation {reservation.name} for {sorted(phase.name for phase in reservation.phases)}",

@@ -7,7 +7,7 @@ Owns: which share of the model and of an iteration each block is of. Formulas ar
     actor weights                            the wider of both shards    -
     gradients, optimizer state, reference    training shard              -
     prefix, suffix, their scratch            training shard              prompts / replicas
-    rollout K/V, engine scratch              rollout shard               prompts / engines; all of an evaluation's
+    rollout K/V, engine scratch              rollout shard               prompts / engines
     inputs                                   -                           all of it, once a node
 
 Where ranks differ in a few bytes, what is planned is the largest; each gets what it needs (`segments_of`).
@@ -65,7 +65,6 @@ class DeviceSizes(Sizes):
         shard: the parameters of a training rank.
         shares: what a replica and what an engine has of an iteration.
         longest_prompt: tokens.
-        evaluated_prompts: as `Sizes` takes them.
     """
 
     def __init__(
@@ -78,7 +77,6 @@ class DeviceSizes(Sizes):
         shard: ParameterTable,
         shares: tuple[Config, Config],
         longest_prompt: int,
-        evaluated_prompts: int = 0,
     ) -> None:
         replica, engine = shares
         super().__init__(replica, shape=rank_shape(shape, training), table=shard)
@@ -90,7 +88,6 @@ class DeviceSizes(Sizes):
             shape=rank_shape(shape, rollout),
             table=none,
             longest_prompt=longest_prompt,
-            evaluated_prompts=evaluated_prompts,
         )
 
     def bounds(self, data: DataChecked) -> dict[str, int]:
@@ -127,7 +124,6 @@ class FleetSizes(DeviceSizes):
             shard=rank_table(whole, shape, training),
             shares=(share(config, len(fleet.trainers)), share(config, len(fleet.engines))),
             longest_prompt=longest_prompt,
-            evaluated_prompts=config.data.prompts_per_iteration,
         )
         self.table = whole
         """Of the whole model: every device says its hash."""

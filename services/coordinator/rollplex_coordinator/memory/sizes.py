@@ -85,7 +85,6 @@ class Sizes:
         longest_prompt: tokens, over all data; only for an engine that keeps one pool of K/V for all units.
         shape: of the model, or of a tensor-parallel rank's share of it; that of the model folder unless given.
         table: the parameters of that share; those of `shape` unless given.
-        evaluated_prompts: that an engine has at once in an evaluation; those of an iteration unless given.
 
     `memory.device_sizes` has the same of one device among several.
 
@@ -101,11 +100,9 @@ class Sizes:
         longest_prompt: int = 0,
         shape: ModelShape | None = None,
         table: ParameterTable | None = None,
-        evaluated_prompts: int = 0,
     ) -> None:
         self._config = self._step_config = config
         """The second: where the units of a whole step are asked for."""
-        self._evaluated_prompts = evaluated_prompts or config.data.prompts_per_iteration
         self.whole = whole
         self._longest_prompt = longest_prompt
         self._stream = config.run.streams
@@ -267,7 +264,9 @@ class Sizes:
         suffix_rows = config.suffix_prompts * self.copies
         rollouts = [self._rollout_kv_bytes(config.decode_prompts, tokens, samples, longest)]
         rollouts += [
-            self._rollout_kv_bytes(self._evaluated_prompts, s.max_prompt_tokens, 1, config.rollout.max_new_tokens)
+            self._rollout_kv_bytes(
+                config.data.prompts_per_iteration, s.max_prompt_tokens, 1, config.rollout.max_new_tokens
+            )
             for s in data.sources[1:]
         ]
         logits = max(self._logits_bytes(suffix_rows, n) for n in suffixes)
