@@ -16,15 +16,18 @@ from rollplex.errors import ModelError
 from rollplex.journal.events import LeaseGranted, LeaseReleased, ServiceReady, StageDone
 from rollplex.journal.phases import Phase
 from rollplex.memory.segment import backend
-from rollplex.protocol.common import ErrorReport, Failed, Kind, Loaded, Role
+from rollplex.presets import write_preset
+from rollplex.protocol.common import ErrorReport, Failed, Kind, Loaded, Parallel, Role
 from rollplex.protocol.inputs import OpenData
 from rollplex.protocol.prefix import LoadPrefix
 from rollplex.protocol.reward import OpenRewards, RewardsOpened
 from rollplex.protocol.rollout import LoadRollout
-from rollplex.protocol.trainer import LoadTrainer
+from rollplex.protocol.trainer import LoadTrainer, Publish, Published, Shards
+from rollplex_coordinator.decisions.fleet import fleet_of
 from rollplex_coordinator.decisions.leases import Reservation
 from rollplex_coordinator.decisions.ledger import Ledger
 from rollplex_coordinator.memory.caps import Caps
+from rollplex_coordinator.memory.device_sizes import sizes_of
 from rollplex_coordinator.memory.holder import Holder
 from rollplex_coordinator.memory.leasing import Memory
 from rollplex_coordinator.memory.sizes import ROLLOUT_KV, Sizes
@@ -48,19 +51,23 @@ class Loading:
     workers: Workers
     journal: FakeJournal
     story: list[tuple[Any, ...]]
+    run_dir: Path
 
     def load(self, caps: Caps | None = None) -> dict[Role, Loaded]:
         return load_models(
             self,  # type: ignore[arg-type] # has what is used of a node
             self.memory,
-            Sizes(self.config),
+            sizes_of(self.config, self.link.fleet),
             data_of(self.config),
             caps=caps or Caps(),
         )
 
     def sent(self, kind: type[Any]) -> Any:
-        (message,) = [entry[2] for entry in self.story if isinstance(entry[2], kind)]
+        (message,) = self.all(kind)
         return message
+
+    def all(self, kind: type[Any]) -> list[Any]:
+        return [entry[2] for entry in self.story if isinstance(entry[2], kind)]
 
 
 @pytest.fixture
@@ -70,20 +77,21 @@ def make_loading(model_folder: Path, tmp_path: Path) -> Iterator[Callable[..., L
     def make(**sections: Any) -> Loading:
         config, rng, story = make_config(model_folder, **sections), random.Random(0), list[tuple[Any, ...]]()
         workers, journal, holder = Workers(rng), FakeJournal(story), Holder(backend("host"))
-        table_bytes = Sizes(config).table.total_bytes
+        fleet = fleet_of(config)
+        table_bytes = sizes_of(config, fleet).weights_bytes
         for kind in (LoadTrainer, LoadPrefix, LoadRollout):
             workers.answers[kind] = lambda m: [Loaded(cause=m.cause, table_bytes=table_bytes)]
-        hub = FakeHub(workers, rng, lambda _: None, story)
-        link = Link(hub, NoSupervisor(), 10.0, clock=lambda: 0.0)  # type: ignore[arg-type] # fakes
+        hub = FakeHub(workers, rng, lambda _: None, story, fleet)
+        link = Link(hub, NoSupervisor(), 10.0, clock=lambda: 0.0, fleet=fleet)  # type: ignore[arg-type] # fakes
         link.await_peers(Role, 10.0)
         record = Record(tmp_path, journal)  # type: ignore[arg-type] # has what Record uses of a journal
-        ledger = Ledger({DEVICE: AMPLE})
+        ledger = Ledger(dict.fromkeys(fleet.devices, AMPLE))
         ledger.reserve(
             Reservation(name=ROLLOUT_KV, device=DEVICE, size_bytes=AMPLE // 4, phases=frozenset({Phase.LOAD}))
         )
         memory = Memory(ledger, holder, record, DEVICE)
         memory.enter(Phase.LOAD)
-        made.append(Loading(config, link, record, memory, holder, workers, journal, story))
+        made.append(Loading(config, link, record, memory, holder, workers, journal, story, tmp_path))
         return made[-1]
 
     yield make
@@ -242,3 +250,126 @@ def test_the_reward_child_gets_functions_weights_and_limits_and_says_how_it_take
     assert (m.time_limit_s, m.memory_limit_bytes, m.workers) == (3.0, 1024, 3)
     said = [record.getMessage() for record in caplog.records if record.name == "rollplex.coordinator"]
     assert said[-2:] == ["rewards: right is TRL's", "rewards: short too"]
+
+
+# --- several devices ----------------------------------------------------------------------------------------------
+
+TWO_BY_TWO = {"devices": 4, "training": 2, "rollout": 1}
+APART = {"devices": 3, "training": 2, "placement": "disaggregated", "rollout_devices": 1}
+
+
+@pytest.fixture(scope="module")
+def wide_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_preset("tiny-wide", tmp_path_factory.mktemp("wide"))
+
+
+@pytest.fixture
+def make_several(make_loading: Callable[..., Loading], wide_folder: Path) -> Callable[..., Loading]:
+    """make_several(**parallel): workers answer with the size of their own weights."""
+
+    def make(**parallel: Any) -> Loading:
+        loading = make_loading(model={"path": str(wide_folder)}, parallel=parallel)
+        for kind in (LoadTrainer, LoadPrefix, LoadRollout):
+            loading.workers.answers[kind] = lambda m: [Loaded(cause=m.cause, table_bytes=m.actor.size_bytes)]
+        loading.workers.answers[Publish] = lambda m: [
+            Published(
+                cause=m.cause,
+                version=m.version,
+                digest="d",
+                refreshed_bytes=2**20,
+                rebuilt_bytes=0,
+                start_s=0.0,
+                end_s=1.0,
+            )
+        ]
+        return loading
+
+    return make
+
+
+def test_with_one_device_nobody_is_told_of_others(make_loading: Callable[..., Loading]) -> None:
+    loading = make_loading()
+    loading.load()
+    assert [loading.sent(kind).parallel for kind in (LoadTrainer, LoadPrefix, LoadRollout)] == [Parallel()] * 3
+    assert loading.sent(LoadTrainer).shards == Shards()
+    assert not loading.all(Publish)
+
+
+def test_each_rank_maps_the_segments_of_its_device_and_is_told_where_it_stands(
+    make_several: Callable[..., Loading],
+) -> None:
+    loading = make_several(**TWO_BY_TWO)
+    assert set(loading.load()) == {Role.TRAINER, Role.PREFIX, Role.ROLLOUT}
+    trainers, prefixes, rollouts = (loading.all(kind) for kind in (LoadTrainer, LoadPrefix, LoadRollout))
+    assert [m.actor for m in trainers] == [m.actor for m in prefixes] == [m.actor for m in rollouts]
+    assert len({m.actor.segment for m in trainers}) == 4
+    assert [m.prefix_gradients for m in trainers] == [m.gradients for m in prefixes]
+    assert [(m.parallel.replica, m.parallel.rank, m.parallel.device) for m in trainers] == [
+        (0, 0, 0),
+        (0, 1, 1),
+        (1, 0, 0),
+        (1, 1, 1),
+    ]
+    assert [m.parallel.replica for m in rollouts] == [0, 1, 2, 3]
+    meets = [{m.parallel.meet for m in messages} for messages in (trainers, prefixes, rollouts)]
+    assert meets == [{str(loading.run_dir / f"meet.{role}.1")} for role in ("trainer", "prefix", "rollout")]
+    assert {m.parallel.collective_s for m in trainers} == {600.0}
+
+
+def test_a_trainer_is_told_of_the_segments_of_its_group_and_of_no_other(make_several: Callable[..., Loading]) -> None:
+    loading = make_several(**TWO_BY_TWO)
+    loading.load()
+    first, second, third, fourth = loading.all(LoadTrainer)
+    for pair in ((first, second), (third, fourth)):
+        for one in pair:
+            assert one.shards.actors == tuple(m.actor for m in pair)
+            assert one.shards.gradients == tuple(m.gradients for m in pair)
+            assert one.shards.states == tuple(m.optimizer_state for m in pair)
+            assert one.shards.targets == ()
+
+
+def test_devices_that_only_sample_are_filled_by_the_ranks_of_the_first_replica_in_turn(
+    make_several: Callable[..., Loading],
+) -> None:
+    loading = make_several(devices=7, training=2, placement="disaggregated", rollout_devices=3)
+    loading.load()
+    trainers, rollouts = loading.all(LoadTrainer), loading.all(LoadRollout)
+    filled = [[target.actor for target in m.shards.targets] for m in trainers]
+    assert filled == [[rollouts[0].actor, rollouts[2].actor], [rollouts[1].actor], [], []]
+    assert {(t.parallel.training, t.parallel.rollout) for m in trainers for t in m.shards.targets} == {(1, 1)}
+    assert len(loading.holder.measured()) == 4 * 5 + 3
+
+
+def test_one_version_is_published_by_every_trainer_when_all_have_loaded(make_several: Callable[..., Loading]) -> None:
+    loading = make_several(**APART)
+    loading.load()
+    kinds = [type(entry[2]) for entry in loading.story if entry[0] == "send"]
+    assert kinds == [LoadTrainer] * 2 + [LoadPrefix] * 2 + [LoadRollout] + [Publish] * 2
+    assert {m.version for m in loading.all(Publish)} == {0}
+    stages = [event.name for event in loading.journal.events if isinstance(event, StageDone)]
+    assert stages[-2:] == ["publish weights", "load model"]
+    assert "load trainer[0:1]" in stages
+
+
+def test_a_rank_whose_weights_have_another_size_is_named_by_its_device(make_several: Callable[..., Loading]) -> None:
+    loading = make_several(**TWO_BY_TWO)
+    loading.workers.answers[LoadRollout] = lambda m: [Loaded(cause=m.cause, table_bytes=m.parallel.replica)]
+    with pytest.raises(ModelError, match=r"the rollout\[0:0\] service has another parameter table; got 0 bytes"):
+        loading.load()
+
+
+def test_a_role_is_on_policy_if_all_its_processes_are(make_several: Callable[..., Loading]) -> None:
+    loading = make_several(**TWO_BY_TWO)
+    loading.workers.answers[LoadRollout] = lambda m: [
+        Loaded(cause=m.cause, table_bytes=m.actor.size_bytes, on_policy=m.parallel.replica != 2)
+    ]
+    found = loading.load()
+    assert (found[Role.ROLLOUT].on_policy, found[Role.PREFIX].on_policy) == (False, True)
+
+
+def test_a_file_that_an_earlier_attempt_left_is_met_by_no_more(make_several: Callable[..., Loading]) -> None:
+    loading = make_several(**TWO_BY_TWO)
+    (loading.run_dir / "meet.trainer.1").touch()
+    loading.load()
+    assert {Path(m.parallel.meet).name for m in loading.all(LoadTrainer)} == {"meet.trainer.2"}
+    assert {Path(m.parallel.meet).name for m in loading.all(LoadPrefix)} == {"meet.prefix.1"}
