@@ -160,7 +160,7 @@ def test_what_no_run_does_yet_is_said(tmp_path: Path) -> None:
     gpu = {"model": {"dtype": "bfloat16"}, "device": {"kind": "cuda"}}
     config = make_config(tmp_path, **gpu)
     said = "\n".join(place("rollplex", ask(config, shape=small_shape(kv_heads=1))).assumptions)
-    assert "services do not run under tensor parallelism yet" in said
+    assert "services run under tensor parallelism on host memory only: several GPUs are refused yet" in said
     assert "2 training ranks share 1 K/V heads" in said
     assert "which passes under tensor parallelism do not use yet" in said
     wide = ask(config, shape=small_shape(kv_heads=8, head_dim=8))

@@ -244,7 +244,7 @@ def _not_yet(question: Question, sizes: RankSizes) -> list[str]:
     """What the plan takes for granted and a run does not do."""
     if question.training == 1:
         return []
-    found = ["services do not run under tensor parallelism yet"]
+    found = ["services run under tensor parallelism on host memory only: several GPUs are refused yet"]
     if sizes.fused:
         data = question.data
         found.append(
