@@ -5,9 +5,14 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
 from rollplex.config.yaml_text import dumps
@@ -25,11 +30,12 @@ from support.compose import (
     find_compose,
     succeeds,
 )
+from support.promql import dashboard, iteration_metrics, queries
 
 # Wheels and images are made once; on two busy cores that takes minutes.
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 BUILD_S = 540.0
-ITERATIONS = 2
+ITERATIONS = 5
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +56,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_digits(folder / "data", digits=(0, 1))
     write_preset(TINY.name, folder / "model")
     config = make_config(quick=True)
-    config |= {"eval": [], "data": {"path": "data/train.jsonl", "prompts_per_iteration": 4}}
+    config |= {"eval": [], "data": {"path": "data/train.jsonl", "prompts_per_iteration": 4}, "checkpoint": {"every": 2}}
     (folder / "config.yaml").write_text(dumps(config), encoding="utf-8")
     for path in (folder, *folder.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
@@ -63,6 +69,7 @@ def images(compose: tuple[str, ...], folder: Path) -> Node:
     base = base_image()
     command_output(str(ROOT / "deploy" / "build-wheels.sh"), "--if-needed", deadline_s=BUILD_S)
     env = {"ROLLPLEX_BASE": base, "ROLLPLEX_TAG": TAG, "ROLLPLEX_PROJECT": str(folder), "ROLLPLEX_PORT": "0"}
+    env["ROLLPLEX_GRACE"] = "60s"  # a test that goes wrong must not wait for ten minutes
     node = Node(compose, f"rollplex-test-{os.getpid()}-{secrets.token_hex(3)}", env)
     node.run("build", deadline_s=BUILD_S)
     return node
@@ -96,24 +103,36 @@ def test_the_images_of_the_workers_share_all_but_their_own_package_and_the_coord
         assert command_output(*run).strip() == str([torch, True, False]), service
 
 
-def test_two_iterations_through_four_containers_started_and_stopped_by_http(node: Node) -> None:
+def test_five_iterations_through_four_containers_started_and_stopped_by_http(node: Node) -> None:
     with node.api() as api:
         node.until(lambda: api.get("/status").json()["phase"] == "IDLE", "loaded node", 180)
         assert {s["service"] for s in api.get("/services").json()} >= {f"{worker}[0:0]" for worker in WORKERS}
         check_isolation(node)
         before = api.post("/services/digests", json={}).json()
         api.post("/iterations", json={"count": ITERATIONS}).raise_for_status()
-        node.until(lambda: committed(api.get("/iterations").json()) == [0, 1], "two committed iterations", 120)
+        every = list(range(ITERATIONS))
+        node.until(lambda: committed(api.get("/iterations").json()) == every, "committed iterations", 120)
         node.until(lambda: api.get("/status").json()["phase"] == "IDLE", "idleness", 60)
         after = api.post("/services/digests", json={}).json()
+        check_dashboard(api.get("/metrics").text)
         check_one_copy(node, before, after)
-        node.until(lambda: node.inspect("coordinator")["State"]["Health"]["Status"] == "healthy", "health", 60)
+        node.until(lambda: set(health(node).values()) == {"healthy"}, "health of all", 60)
         api.post("/stop", json={"when": "after_iteration", "exit": True}).raise_for_status()
     node.until(lambda: None not in node.exit_codes().values(), "end of all containers", 60)
     assert node.exit_codes() == dict.fromkeys(SERVICES, 0), node.run("logs")
     assert all(node.left().values())
     node.run("down", "--volumes", deadline_s=90)
     assert node.left() == {"containers": [], "volumes": [], "networks": []}
+
+
+def check_dashboard(exposition: str) -> None:
+    """What it asks of an iteration is what a run says of one."""
+    asked = {m["name"] for q in queries(dashboard()) for n, m in q.metrics.items() if n == "rollplex_iteration_metric"}
+    assert asked <= iteration_metrics(exposition)
+
+
+def health(node: Node) -> dict[str, str]:
+    return {service: node.inspect(service)["State"]["Health"]["Status"] for service in SERVICES}
 
 
 def committed(iterations: list[dict[str, object]]) -> list[object]:
@@ -149,16 +168,60 @@ def check_one_copy(node: Node, before: dict[str, object], after: dict[str, objec
     assert len(inodes) == 1, mapped
 
 
-def test_a_stop_by_compose_ends_every_container_with_code_0(node: Node) -> None:
+def test_a_killed_trainer_is_named_and_the_next_up_goes_on_from_the_checkpoint_until_compose_stops_it(
+    node: Node,
+) -> None:
     with node.api() as api:
         api.post("/iterations", json={"count": 1_000_000}).raise_for_status()
-        node.until(lambda: committed(api.get("/iterations").json())[:1] == [0], "an iteration", 180)
+        node.until(lambda: bool(api.get("/checkpoints").json()), "a checkpoint", 180)
+        with ThreadPoolExecutor(max_workers=1) as pool:
+            errors = pool.submit(errors_in_the_stream, api)
+            node.run("kill", "trainer")
+            (error,) = errors.result(timeout=60)
+    assert error["service"] == "trainer[0:0]"
+    assert error["error"]["what"] == "the trainer service died"
+    node.until(lambda: None not in node.exit_codes().values(), "end of all containers", 60)
+    assert node.exit_codes() == {"coordinator": 1, "prefix": 0, "rollout": 0, "trainer": 128 + signal.SIGKILL}
+    look = ("run", "--rm", "--no-deps", "--entrypoint", "rollplex", "coordinator", "status", "/run/rollplex")
+    assert "the trainer service died" in node.run(*look, deadline_s=60)
+
+    node.run("up", "--detach", "--no-build", deadline_s=120)
+    with node.api() as api:
+        node.until(lambda: api.get("/status").json()["phase"] == "IDLE", "loaded node", 180)
+        done = api.get("/status").json()["iterations_done"]
+        assert done > 0
+        assert done == max(checkpoint_steps(node))
+        api.post("/iterations", json={"count": 1}).raise_for_status()
+        node.until(lambda: api.get("/status").json()["iterations_done"] == done + 1, "one more iteration", 120)
+    rows = node.inside("coordinator", "cat", "/run/rollplex/metrics.jsonl").splitlines()
+    assert [json.loads(row)["step"] for row in rows] == list(range(done + 1))
     node.run("stop", deadline_s=90)
     assert node.exit_codes() == dict.fromkeys(SERVICES, 0), node.run("logs")
-    # The same containers, the same run directory, while everything still starts: SIGTERM finds no coordinator, or a
-    # handshake.
-    for _ in range(2):
-        node.run("start", deadline_s=60)
+
+
+def errors_in_the_stream(api: httpx.Client) -> list[dict[str, Any]]:
+    """What the event stream tells of errors until the coordinator ends it."""
+    found: list[dict[str, Any]] = []
+    kind = ""
+    with api.stream("GET", "/events", timeout=60) as stream, suppress(httpx.TransportError):
+        for line in stream.iter_lines():
+            if line.startswith("event:"):
+                kind = line.removeprefix("event:").strip()
+            elif line.startswith("data:") and kind == "ErrorRaised":
+                found.append(json.loads(line.removeprefix("data:"))["event"])
+    return found
+
+
+def checkpoint_steps(node: Node) -> list[int]:
+    names = node.inside("coordinator", "ls", "/run/rollplex/checkpoints").split()
+    return [int(name.removeprefix("step_")) for name in names if name.startswith("step_")]
+
+
+def test_a_stop_while_everything_still_starts_ends_every_container_with_code_0(node: Node) -> None:
+    """The same containers, the same run directory: SIGTERM finds no coordinator, or a handshake."""
+    for again in (False, True):
+        if again:
+            node.run("start", deadline_s=60)
         node.until(lambda: all(caught_terms(node, service) for service in SERVICES), "processes that run", 60)
         node.run("stop", deadline_s=90)
         assert node.exit_codes() == dict.fromkeys(SERVICES, 0), node.run("logs")
