@@ -1,6 +1,6 @@
 """The ranks of test_ranks.py: four processes, each with a prefix service over the segments of a device of its own.
 
-    python prefix_ranks.py FOLDER RANKS SECONDS
+    python prefix_ranks.py FOLDER RANKS END
 
 A job runs one unit's work in a rank's service and in a service that has all of the model, in the same process, and
 compares what all ranks together have with that. The trainer's part is a stand-in over the same shards.
@@ -8,7 +8,6 @@ compares what all ranks together have with that. The trainer's part is a stand-i
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from pathlib import Path
@@ -21,7 +20,6 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from rollplex.errors import RollplexError
 from rollplex.layout.parallel.degrees import RolloutLayout, TrainingLayout
 from rollplex.layout.parallel.kv import rank_shape
 from rollplex.layout.parallel.plan import DevicePlan, plan
@@ -38,12 +36,12 @@ from rollplex.protocol.prefix import Activations, Which
 from rollplex_prefix.service import PrefixService
 from support.inputs import write_inputs
 from support.prefix import VERSION, WORKSPACE, Trainer, World, distance, weights_for
-from support.ranks import axis_of, part_again, part_of, put_shards, run_ranks
+from support.ranks import axis_of, part_of, put_shards, run_ranks, wait_at_most
 from support.segments import HostSegments
 from support.tiny import FILM, PICTURE, PICTURES, WORDS, make_prompts
 
 DTYPE = "float32"
-DEADLINE_S = 100.0
+DEADLINE_S = 60.0
 LENGTHS = ((4, 1, 6), (2, 5, 3), (6, 6, 1), (1, 1, 1))
 
 
@@ -84,6 +82,13 @@ class RankWorld(World):
         whole = tensor(self.segments.map_again(ref), 0, (ref.size_bytes // 4,), torch.float32)
         return ref, whole.fill_(float("nan"))
 
+    @property
+    def group(self) -> TensorGroup:
+        """The service's own."""
+        ready: Any = self.service._ready
+        group: TensorGroup = ready.actor.lm_head.shard.group
+        return group
+
     def digest(self) -> str:
         """Of the device's segment."""
         return digest(self.pages, self.table, self.device.storage.total_bytes)
@@ -98,9 +103,7 @@ class RankTrainer(Trainer):
     """The trainer's part over one rank's shards, with an arena of its own."""
 
     def __init__(self, world: RankWorld) -> None:
-        self.world = world
-        ready: Any = world.service._ready
-        self.group: TensorGroup = ready.actor.lm_head.shard.group
+        self.world, self.group = world, world.group
         self.arena = torch.zeros_like(world.arena)
         parameters = {p.name: p for p in world.device.training}
         self.model = build_parallel(
@@ -110,7 +113,7 @@ class RankTrainer(Trainer):
             parameters,
             world.parts,
             gradients=shard_views(self.arena, world.arena_plan.training),
-            group=self.group,
+            group=world.group,
         )
 
 
@@ -149,8 +152,8 @@ def run(folder: Path, job: dict[str, Any], rank: int, ranks: int) -> dict[str, A
         rank=device // inside,
         replica=rank // devices * inside + device % inside,
         replicas=ranks // training,
-        meet=str(folder / f"meet {job['name']}"),
-        collective_s=job.get("collective_s", DEADLINE_S),
+        meet=str(folder / f"meet.{job['number']}"),
+        collective_s=DEADLINE_S,
     )
     model = folder / job["model"]
     prompts = make_prompts(model, (PICTURE, WORDS, PICTURES, FILM))
@@ -159,8 +162,9 @@ def run(folder: Path, job: dict[str, Any], rank: int, ranks: int) -> dict[str, A
     groups = job["groups"][parallel.replica % len(job["groups"])]
     if job.get("absent"):
         if rank == 1:
-            time.sleep(2.5 * parallel.collective_s)  # its sockets stay open: only the deadline can end the wait
+            time.sleep(2.5)  # its sockets stay open: only the deadline can end the wait
             return {}
+        wait_at_most(world.group, 1.0)
         world.forward(Which.ACTOR, groups, 0)
     return compare(whole, world, groups, Activations(job.get("activations", "keep")))
 
@@ -205,17 +209,5 @@ def gradients(
     return ours, theirs
 
 
-def work(folder: Path, rank: int) -> dict[str, Any]:
-    """All jobs."""
-    given, found = json.loads((folder / "jobs.json").read_text()), dict[str, Any]()
-    for job in given["jobs"]:
-        try:
-            found[job["name"]] = run(folder, job, rank, given["ranks"])
-        except RollplexError as error:
-            found[job["name"]] = {"error": str(error)}
-        part_again()
-    return found
-
-
 if __name__ == "__main__":
-    sys.exit(run_ranks(work))
+    sys.exit(run_ranks(run))

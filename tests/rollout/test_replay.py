@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rollplex.errors import EngineError
+from rollplex.layout.parallel.degrees import RolloutLayout, TrainingLayout
+from rollplex.layout.parallel.plan import plan
+from rollplex.protocol.common import Parallel
 from rollplex.protocol.rollout import EngineSpec
 from rollplex_rollout.engine import FinishedGroup, UnitReport
 from rollplex_rollout.replay import ReplayEngine
@@ -45,12 +48,12 @@ def record(tmp_path: Path, shared_node: Node) -> Any:
     """record(lines) → the engine over a file of them; without lines two groups of two samples, out of order."""
     rows = {slot.group: slot.row for slot in shared_node.slots}
 
-    def make(lines: list[Any] | None = None, *, replay_s: float = 0.0) -> ReplayEngine:
+    def make(lines: list[Any] | None = None, *, replay_s: float = 0.0, **place: Any) -> ReplayEngine:
         file = tmp_path / "completions.jsonl"
         given = [line(g, s, row=rows[g]) for g in (1, 0) for s in (1, 0)] if lines is None else lines
         file.write_text("".join((one if isinstance(one, str) else json.dumps(one)) + "\n" for one in given))
         engine = EngineSpec(name="replay", replay=str(file), replay_s=replay_s)
-        return ReplayEngine(replace(shared_node.setup, engine=engine))
+        return ReplayEngine(replace(shared_node.setup, engine=engine, **place))
 
     return make
 
@@ -71,6 +74,24 @@ def test_recorded_groups_come_again_shortest_first_sample_by_sample(record: Any,
     assert first.stopped == (True, False)
     assert (report.decode_steps, report.vision_prompts, report.kv_bytes) == (2, 0, 0)
     assert report.start_s == report.prefill_end_s <= report.end_s
+
+
+def test_each_of_several_engines_and_each_of_their_ranks_replays_the_groups_of_its_units(
+    record: Any, shared_node: Node
+) -> None:
+    """A rank meets nobody: it computes nothing."""
+    announced = {group.group: group for group in generate(record(), shared_node)[0]}
+    layouts = TrainingLayout(degree=1), RolloutLayout(degree=2)
+    devices = plan(shared_node.table, shared_node.shape, *layouts).devices
+    for engine, group in enumerate((1, 0)):
+        unit = shared_node.unit((group,), step=STEP, group_size=2)
+        for rank, device in enumerate(devices):
+            place = Parallel(rollout=2, device=rank, rank=rank, replica=engine, replicas=2, meet="/nowhere/to/meet")
+            again, seen = record(parallel=place, device=device), list[FinishedGroup]()
+            assert again.generate(unit, seen.append).decode_steps == max(announced[group].lengths) - 1
+            assert [one.group for one in seen] == [group]
+            assert seen[0].tokens.tobytes() == announced[group].tokens.tobytes()
+            assert again.digest() == shared_node.header.read().digest
 
 
 def test_a_replay_is_not_on_policy_and_holds_no_keys_and_values(record: Any, shared_node: Node) -> None:

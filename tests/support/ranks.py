@@ -1,7 +1,7 @@
 """Processes that are tensor-parallel ranks of each other: a script beside a test forks them, each runs the same jobs
 and writes down what it found. And a rank's shards, cut out of the whole tensors.
 
-    python SCRIPT FOLDER RANKS SECONDS        FOLDER/found.RANK.json
+    python SCRIPT FOLDER RANKS END        FOLDER/jobs.json ─► FOLDER/found.RANK.json
 """
 
 from __future__ import annotations
@@ -13,41 +13,60 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
+from rollplex.errors import RollplexError
 from rollplex.layout.parallel.plan import Parameter
 from rollplex.layout.parallel.split import Split
+from rollplex.model.parallel.group import TensorGroup
 
 Found: TypeAlias = dict[str, Any]
 """By job."""
 
 
-def found_by_ranks(script: Path, folder: Path, ranks: int, seconds: float) -> list[Found]:
+def found_by_ranks(
+    script: Path, folder: Path, jobs: list[dict[str, Any]], *, ranks: int, seconds: float
+) -> list[Found]:
     """What each rank has found. Fails with the log if one ends badly, or not in time."""
-    log = folder / "log"
+    end, log = time.monotonic() + seconds, folder / "log"
+    numbered = [{"number": number, **job} for number, job in enumerate(jobs)]
+    (folder / "jobs.json").write_text(json.dumps({"ranks": ranks, "jobs": numbered}))
     with log.open("w") as to:
         code = subprocess.call(
-            [sys.executable, str(script), str(folder), str(ranks), str(seconds)],
+            [sys.executable, str(script), str(folder), str(ranks), str(end)],
             stdout=to,
             stderr=subprocess.STDOUT,
             env=os.environ | {"OMP_NUM_THREADS": "1"},
-            timeout=seconds + 30,
+            timeout=seconds + 10,
         )
     assert code == 0, log.read_text()[-6000:]
     return [json.loads((folder / f"found.{rank}.json").read_text()) for rank in range(ranks)]
 
 
-def run_ranks(work: Callable[[Path, int], Found]) -> int:
+def run_ranks(run: Callable[[Path, dict[str, Any], int, int], dict[str, Any]]) -> int:
     """For a script's `__main__`: 0 if all ranks end well and in time. They are forked, so that torch is imported once:
-    this process has run no backward, after which a fork may not."""
-    folder, ranks, end = Path(sys.argv[1]), int(sys.argv[2]), time.monotonic() + float(sys.argv[3])
+    this process has run no backward, after which a fork may not.
+
+    Args:
+        run: a job, of (folder, job, rank, ranks). What it raises of ours is what was found.
+    """
+    folder, ranks, end = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 
     def main(rank: int) -> None:
-        found = work(folder, rank)
+        given, found = json.loads((folder / "jobs.json").read_text()), Found()
+        for job in given["jobs"]:
+            try:
+                found[job["name"]] = run(folder, job, rank, ranks)
+            except RollplexError as error:
+                found[job["name"]] = {"error": str(error)}
+            if dist.is_initialized():
+                dist.destroy_process_group()  # a process meets others once in its life; the next job meets anew
         (folder / f"found.{rank}.json").write_text(json.dumps(found))
 
     context = multiprocessing.get_context("fork")
@@ -63,10 +82,9 @@ def run_ranks(work: Callable[[Path, int], Found]) -> int:
     return 0 if all(process.exitcode == 0 for process in processes) else 1
 
 
-def part_again() -> None:
-    """A process meets others once in its life; the next job of a test meets anew."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
+def wait_at_most(group: TensorGroup, seconds: float) -> None:
+    """A shorter deadline for collectives, when all have met: on a busy machine that takes its time."""
+    _set_pg_timeout(timedelta(seconds=seconds), group.process_group)
 
 
 def put_shards(views: Mapping[str, Tensor], parameters: Iterable[Parameter], whole: Mapping[str, Tensor]) -> None:
