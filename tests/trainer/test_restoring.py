@@ -83,7 +83,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused(
     for change, text in (
         ({first: None}, "only here or only in this run"),
         ({"surplus": torch.zeros(1)}, "only here or only in this run"),
-        ({first: state[first].double()}, r"float64; needed \[\d+, \d+\] torch.float32"),
+        ({first: state[first].double()}, r"F64; needed \[\d+, \d+\] F32"),
         ({first: state[first][:1].clone()}, f"{first}: "),
     ):
         changed = {name: value for name, value in {**state, **change}.items() if value is not None}

@@ -69,7 +69,8 @@ def test_the_folder_opens_with_from_pretrained_and_holds_the_optimizers_state(
         assert torch.equal(opened[name], value), name
     assert torch.equal(opened["lm_head.weight"], opened["model.language_model.embed_tokens.weight"])
 
-    state = world.service._ready._state
+    ready: Any = world.service._ready
+    state = ready._state
     with safe_open(folder / "training" / "optimizer.safetensors", framework="pt") as file:
         assert file.metadata() == {"optimizer": "adamw"}
         names = {f"{kind}.{name}" for kind, tensors in state.states.items() for name in tensors}

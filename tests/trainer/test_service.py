@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -273,14 +274,15 @@ def test_gradients_that_cannot_be_written_are_named(
 
 def test_bfloat16_weights_are_the_rounded_master(make_world: MakeWorld, groups: list[Sampled]) -> None:
     world = make_world("bfloat16")
-    state = world.service._ready._state
+    ready: Any = world.service._ready
+    state = ready._state
     for name, master in state.states["master"].items():
         assert torch.equal(master, world.weights[name].float())
     for version in range(2):
         train_all(world, groups, version=version)
         assert prepare(world, version).finite
         apply(world, version)
-    mapped = optimizer_views(world.segments.map_again(world.load.optimizer_state), world.service._ready._state_table)
+    mapped = optimizer_views(world.segments.map_again(world.load.optimizer_state), ready._state_table)
     for name, master in mapped.states["master"].items():
         assert torch.equal(world.weights[name], master.bfloat16())
     assert int(mapped.step) == 2

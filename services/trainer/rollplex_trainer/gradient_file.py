@@ -6,19 +6,24 @@ Owns the writing. What lies where is `rollplex.layout.parameters.gradient_table`
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from rollplex.errors import UpdateError
+from rollplex_trainer.tensor_file import raw_bytes
 
 CHUNK_NUMBERS = 2**25
 """Copied to host memory at a time: an arena on a GPU may be larger than what the host has free."""
 
 
-def keep_gradients(arena: Tensor, file: Path) -> int:
+def keep_gradients(parts: Iterable[Tensor], file: Path, size_bytes: int) -> int:
     """Write all numbers of an arena; the file is there whole or not at all. Returns its bytes.
+
+    Args:
+        parts: of the arena, one after the other, without gaps.
+        size_bytes: of all of them.
 
     Raises:
         UpdateError: it cannot be written.
@@ -27,15 +32,15 @@ def keep_gradients(arena: Tensor, file: Path) -> int:
     try:
         file.parent.mkdir(exist_ok=True)
         with partial.open("wb") as out:
-            for part in torch.split(arena, CHUNK_NUMBERS):
-                out.write(part.cpu().view(torch.uint8).numpy().data)
+            for part in parts:
+                out.write(raw_bytes(part.cpu()))
         partial.replace(file)
         return file.stat().st_size
     except OSError as error:
         raise UpdateError(
             "The gradients cannot be kept",
             got=str(error),
-            needed=f"{arena.numel() * arena.element_size():,} bytes on disk",
+            needed=f"{size_bytes:,} bytes on disk",
             do="Free space, or set run.keep_gradients to false.",
             where=str(file),
         ) from error

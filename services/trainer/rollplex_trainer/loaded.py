@@ -1,4 +1,4 @@
-"""What LoadTrainer makes: the model, arenas and optimizer over the mapped segments.
+"""What LoadTrainer makes of a trainer that is alone: the model, arenas and optimizer over the mapped segments.
 
 Owns: filling them for a new run, and the bytes of a checkpoint. Does not know: steps, messages but the one that it is
 made from.
@@ -6,63 +6,33 @@ made from.
 
 from __future__ import annotations
 
-import platform
 from functools import cached_property
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from rollplex.errors import CheckpointError, ModelError
+from rollplex.errors import CheckpointError
 from rollplex.layout.optimizer import optimizer_table
-from rollplex.layout.parameters import ParameterTable, gradient_table, parameter_table, reference_table
-from rollplex.layout.shape import read_shape
+from rollplex.layout.parameters import ParameterTable, gradient_table, reference_table
 from rollplex.memory.digest import digest
 from rollplex.memory.header import HeaderPage
 from rollplex.memory.segment import Mapping
 from rollplex.memory.tensors import DTYPES, optimizer_views, tensor, views
 from rollplex.model.build import Model, build
-from rollplex.model.device import limit_private
-from rollplex.model.setup import prepare_torch
 from rollplex.model.weights import fill, save_folder
-from rollplex.protocol.common import SegmentRef
 from rollplex.protocol.trainer import LoadTrainer, Restore
-from rollplex_trainer.optimizer import SegmentOptimizer
+from rollplex_trainer.gradient_file import CHUNK_NUMBERS, keep_gradients
+from rollplex_trainer.metrics import StepMetrics
+from rollplex_trainer.optimizer import SegmentOptimizer, all_finite, global_norm
+from rollplex_trainer.ready import TRAINING_FOLDER, ReadyTrainer, SegmentSource
 from rollplex_trainer.state_file import STATE_FILE, read_state, write_state
 
-_DECIDING = (
-    "av",
-    "jinja2",
-    "numpy",
-    "pillow",
-    "rollplex",
-    "safetensors",
-    "tokenizers",
-    "torch",
-    "transformers",
-)
-"""Packages that pixels, prompts, token ids or numbers come from."""
-TRAINING_FOLDER = "training"
-"""Inside a checkpoint; engines that read every *.safetensors of a model folder must not meet the optimizer's."""
 
+class LoadedTrainer(ReadyTrainer):
+    """The one trainer of a run: it has all of the model."""
 
-class SegmentSource(Protocol):
-    """What the trainer needs of `rollplex.worker.Segments`."""
-
-    @property
-    def run_id(self) -> str: ...
-
-    def attach(self, ref: SegmentRef) -> Mapping: ...
-
-    def attach_new(self, ref: SegmentRef) -> Mapping: ...
-
-    def detach(self, segment: int) -> None: ...
-
-
-class LoadedTrainer:
-    """Everything of one trainer that lasts longer than a step."""
+    several = False
 
     def __init__(self, message: LoadTrainer, segments: SegmentSource) -> None:
         """Fill the segments, for a new run or from a checkpoint, and publish the version.
@@ -72,25 +42,9 @@ class LoadedTrainer:
             CheckpointError: the checkpoint does not fit this model or optimizer, or holds other weights than it says.
             SegmentError: a segment that is not what it should be.
         """
-        spec = message.model
-        self.device = prepare_torch(spec)
-        self.private_bytes = message.private_bytes
-        limit_private(self.device, message.private_bytes)
-        self.algorithm = message.algorithm
-        self.settings = message.optimizer
-        self.never_sampled = spec.never_sampled
-        self.folder = Path(spec.path)
-        self.shape = read_shape(self.folder)
-        self.table = parameter_table(self.shape, dtype=spec.dtype, freeze_vision=spec.freeze_vision)
-        if self.table.hash != spec.table_hash:
-            raise ModelError(
-                "This process and the coordinator disagree about the parameter table",
-                got=self.table.hash,
-                needed=spec.table_hash,
-                do="Run the same version of Rollplex and the same model folder everywhere",
-                where=spec.path,
-            )
-        self.mapping = segments.attach_new(message.actor)
+        super().__init__(message, segments)
+        self.kv_shape = self.shape
+        self.total_bytes = self.table.total_bytes
         self.header = HeaderPage(self.mapping, run_id=segments.run_id, table_hash=self.table.hash)
         self.weights = views(self.mapping, self.table)
         self.parameters = _flat(self.mapping, self.table)
@@ -104,7 +58,7 @@ class LoadedTrainer:
         self.arena = _flat(arena, arena_table)
         self.arena.zero_()
         self.prefix_arena = _flat(segments.attach_new(message.prefix_gradients), arena_table)
-        self._freeze_vision = spec.freeze_vision
+        self._freeze_vision = message.model.freeze_vision
         self.model = self._build(plain=False)
 
         settings = message.optimizer
@@ -123,22 +77,38 @@ class LoadedTrainer:
         """transformers' own model over the same weights and gradients; made when it is first asked for."""
         return self._build(plain=True)
 
+    def sum_step(self, metrics: StepMetrics) -> StepMetrics:
+        return metrics
+
+    def gradient_norm(self) -> float:
+        return global_norm(self.arena)
+
+    def keep_gradients(self, file: Path) -> int:
+        return keep_gradients(torch.split(self.arena, CHUNK_NUMBERS), file, self.arena.nbytes)
+
+    def begin_update(self, version: int) -> None:
+        self.header.begin_update(version)
+
+    def weights_finite(self) -> bool:
+        return all_finite(self.parameters)
+
+    def end_update(self, version: int, digest: str) -> None:
+        self.header.publish(version, digest)
+
+    def poison(self) -> None:
+        self.header.poison()
+
     def digest(self) -> str:
-        """Of the weights as they lie in the segment now."""
         return digest(self.mapping, self.table)
+
+    def checkpoint_digest(self, version: int) -> str:
+        return self.header.require(version).digest
 
     @property
     def checkpoint_bytes(self) -> int:
-        """About what `write_checkpoint` writes."""
         return self.table.total_bytes + self._state_table.total_bytes
 
     def write_checkpoint(self, folder: Path, state_json: str) -> None:
-        """Fill a folder: the model as `from_pretrained` wants it, and under `training` the optimizer's state (names
-        `<kind>.<stored name>`, and `step`) and what the coordinator keeps.
-
-        Raises:
-            CheckpointError: a file cannot be written.
-        """
         save_folder(self.table, self.weights, self.folder, folder)
         inner = folder / TRAINING_FOLDER
         inner.mkdir()
@@ -149,14 +119,7 @@ class LoadedTrainer:
         """Actor weights and optimizer state as a checkpoint has them. The reference stays that of the model folder."""
         folder = Path(restore.folder)
         fill(self.table, self.weights, folder)
-        if (found := self.digest()) != restore.digest:
-            raise CheckpointError(
-                "This checkpoint holds other weights than its manifest says",
-                got=f"digest {found}",
-                needed=restore.digest,
-                do="Use another one.",
-                where=restore.folder,
-            )
+        require_digest(self.digest(), restore)
         read_state(folder / TRAINING_FOLDER / STATE_FILE, self._state, optimizer=self._state_table.name)
         self.optimizer.restore()
 
@@ -176,27 +139,16 @@ class LoadedTrainer:
             value.copy_(self.weights[name])
 
 
-def libraries(device: torch.device) -> dict[str, str]:
-    """Versions of what decides the numbers of a run, for the manifest of a checkpoint."""
-    return {
-        "python": platform.python_version(),
-        "cpu": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
-        **_gpu(device),
-        **{name: _version(name) for name in _DECIDING},
-    }
-
-
-def _gpu(device: torch.device) -> dict[str, str]:
-    if device.type != "cuda":
-        return {}
-    return {"gpu": torch.cuda.get_device_name(device), "cuda": str(torch.version.cuda)}
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "none"
+def require_digest(found: str, restore: Restore) -> None:
+    """Whether weights are those of a checkpoint. found: their digest. Raises CheckpointError."""
+    if found != restore.digest:
+        raise CheckpointError(
+            "This checkpoint holds other weights than its manifest says",
+            got=f"digest {found}",
+            needed=restore.digest,
+            do="Use another one.",
+            where=restore.folder,
+        )
 
 
 def _flat(mapping: Mapping, table: ParameterTable) -> Tensor:

@@ -24,11 +24,13 @@ from __future__ import annotations
 import math
 from typing import TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
 from rollplex.advantages import Float64s, standard_deviation
+from rollplex.errors import ProtocolError
 from rollplex.protocol.trainer import Algorithm
 from rollplex_trainer.losses import LossParts
 from rollplex_trainer.unit import SuffixUnit
@@ -74,16 +76,35 @@ class Tally:
             self.least = min(self.least, float(values.min()))
             self.greatest = max(self.greatest, float(values.max()))
 
+    def take_in(self, total: float, count: int, least: float, greatest: float) -> None:
+        """Of other units."""
+        self.total += total
+        self.count += count
+        self.least = min(self.least, least)
+        self.greatest = max(self.greatest, greatest)
+
     @property
     def mean(self) -> float:
         return self.total / self.count
+
+
+class _Sums(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`StepMetrics` on its way to another process."""
+
+    loss: float
+    policy_loss: float
+    normaliser: float
+    rewards: list[bytes]
+    """Of each group, float64."""
+    spread: list[bool]
+    tallies: dict[str, tuple[float, int, float, float]]
 
 
 class StepMetrics:
     """Sums over the units of one step."""
 
     def __init__(self, algorithm: Algorithm) -> None:
-        self._algorithm = algorithm
+        self.algorithm = algorithm
         self._loss = 0.0
         self._policy_loss = 0.0
         self.normaliser = 0.0
@@ -113,6 +134,32 @@ class StepMetrics:
             self._tally("kl", _array(parts.kl)[seen])
         self._add_clipping(_array(parts.ratio), _array(unit.advantages), seen, counted)
 
+    def encoded(self) -> bytes:
+        """The sums, for another process (`take_in`)."""
+        sums = _Sums(
+            loss=self._loss,
+            policy_loss=self._policy_loss,
+            normaliser=self.normaliser,
+            rewards=[rewards.astype("<f8").tobytes() for rewards in self._rewards],
+            spread=self._spread,
+            tallies={name: (t.total, t.count, t.least, t.greatest) for name, t in self._tallies.items()},
+        )
+        return msgspec.msgpack.encode(sums)
+
+    def take_in(self, encoded: bytes) -> None:
+        """Add what another process summed over other units of the step, behind what is here. Raises ProtocolError."""
+        try:
+            sums = msgspec.msgpack.decode(encoded, type=_Sums)
+        except msgspec.DecodeError as error:
+            raise ProtocolError("Sums of another process cannot be read", got=str(error)) from error
+        self._loss += sums.loss
+        self._policy_loss += sums.policy_loss
+        self.normaliser += sums.normaliser
+        self._rewards += [np.frombuffer(rewards, dtype="<f8").astype(np.float64) for rewards in sums.rewards]
+        self._spread += sums.spread
+        for name, tally in sums.tallies.items():
+            self._tallies.setdefault(name, Tally()).take_in(*tally)
+
     def result(self, *, grad_norm: float, learning_rate: float) -> dict[str, float]:
         """The step's metrics. A quantity that the step does not have (no sample with a reward) is left out, and so is
         a number that is not finite: the vote already says so, and few readers of metrics take it."""
@@ -125,7 +172,7 @@ class StepMetrics:
         }
         if self.normaliser > 0:
             out["loss"] = self._loss / self.normaliser
-            if self._algorithm.entropy_bonus != 0.0:
+            if self.algorithm.entropy_bonus != 0.0:
                 out["policy_loss"] = self._policy_loss / self.normaliser
         out |= self._reward_metrics()
         for name, tally in self._tallies.items():
@@ -134,8 +181,8 @@ class StepMetrics:
         return {name: value for name, value in out.items() if math.isfinite(value)}
 
     def _add_clipping(self, ratio: Float64s, advantages: Float64s, seen: Bools, counted: Bools) -> None:
-        low = (ratio < 1 - self._algorithm.clip_low) & (advantages < 0)[:, None]
-        high = (ratio > 1 + self._algorithm.clip_high) & (advantages > 0)[:, None]
+        low = (ratio < 1 - self.algorithm.clip_low) & (advantages < 0)[:, None]
+        high = (ratio > 1 + self.algorithm.clip_high) & (advantages > 0)[:, None]
         where = seen if ratio.shape == seen.shape else counted[:, None]
         self._tally(_REGION, (low | high)[where])
         tokens = np.maximum(where[counted].sum(1), 1)

@@ -32,8 +32,8 @@ from rollplex.memory.tensors import OptimizerViews
 from rollplex.protocol.trainer import Optimizer
 
 CHUNK_BYTES = 64 * 2**20
-"""Private copies (of bfloat16 gradients in float32, of weights with gaps) at any moment; more only if one parameter alone
-needs more."""
+"""Private copies (of bfloat16 gradients in float32, of weights with gaps) at any moment; more only if one parameter
+alone needs more."""
 _NORM_NUMBERS = 2**22
 CLIP_EPSILON = 1e-6
 """As torch.nn.utils.clip_grad_norm_."""

@@ -6,9 +6,10 @@ who else reads the weights, what a step is worth.
     TrainSuffix      header = version? ▸ forward ▸ loss ▸ backward: K/V gradients into the unit's segment, the rest into
                      this process's arena
     TrainWhole       header = version? ▸ the same without a split: all gradients into this process's arena
-    PrepareUpdate    arena += prefix arena ▸ / normaliser ▸ norm ▸ finite? ▸ clip ▸ vote
+    PrepareUpdate    arena += prefix arena ▸ (+= other replicas') ▸ / normaliser ▸ norm ▸ finite? ▸ clip ▸ vote
     KeepGradients    the arena, as it was voted on, into a file
     ApplyUpdate      header UPDATING ▸ step ▸ finite? ▸ digest ▸ header version + 1, STABLE ▸ arena = 0
+    Publish          of several trainers, which leave the header UPDATING: copies ▸ digest ▸ header, STABLE
     SkipUpdate       arena = 0
 
 Before an answer, everything that it speaks of is complete on the device (`rollplex.model.device`): the prefix service
@@ -24,18 +25,12 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import assert_never
 
-import torch
-from torch import Tensor, autograd
-
 from rollplex.checkpoint.folder import Identity, save
 from rollplex.errors import StateError, UpdateError
-from rollplex.layout.kv import KvLayout
-from rollplex.memory.tensors import KvViews, kv_views, require_mapped
+from rollplex.memory.tensors import require_mapped
 from rollplex.model.device import finish, private_memory, trim
-from rollplex.model.measure import GraphMeter, ScratchMeter
-from rollplex.model.prefix import PrefixState, leaf_state
+from rollplex.model.measure import ScratchMeter
 from rollplex.model.responses import split_values
-from rollplex.model.suffix import suffix_forward
 from rollplex.protocol.common import DigestReply, DigestRequest, Held, Leave, Loaded
 from rollplex.protocol.trainer import (
     ApplyUpdate,
@@ -46,6 +41,7 @@ from rollplex.protocol.trainer import (
     LoadTrainer,
     PrepareUpdate,
     Publish,
+    Published,
     SaveCheckpoint,
     SkipUpdate,
     SuffixTrained,
@@ -57,13 +53,14 @@ from rollplex.protocol.trainer import (
     UpdateVote,
     WholeTrained,
 )
-from rollplex_trainer.gradient_file import keep_gradients
-from rollplex_trainer.loaded import LoadedTrainer, SegmentSource, libraries
-from rollplex_trainer.losses import unit_loss
-from rollplex_trainer.optimizer import all_finite, clip_factor, global_norm
+from rollplex_trainer.loaded import LoadedTrainer
+from rollplex_trainer.optimizer import clip_factor
+from rollplex_trainer.ranks import RankTrainer
+from rollplex_trainer.ready import ReadyTrainer, SegmentSource, libraries
 from rollplex_trainer.schedule import learning_rate
 from rollplex_trainer.step import Stage, Step
-from rollplex_trainer.unit import SuffixUnit, read_unit
+from rollplex_trainer.suffix import train_suffix
+from rollplex_trainer.unit import read_unit
 from rollplex_trainer.whole import train_whole
 
 Reply = Callable[[FromTrainer], None]
@@ -74,7 +71,7 @@ class TrainerService:
 
     def __init__(self, segments: SegmentSource) -> None:
         self._segments = segments
-        self._loaded: LoadedTrainer | None = None
+        self._loaded: ReadyTrainer | None = None
         self._step: Step | None = None
 
     def handle(self, message: ToTrainer, reply: Reply) -> None:
@@ -93,7 +90,7 @@ class TrainerService:
             case ApplyUpdate():
                 reply(self._apply(message))
             case Publish():
-                raise StateError("Publish to a trainer that is alone", needed="several ranks")
+                reply(self._publish(message))
             case SkipUpdate():
                 reply(self._skip(message))
             case SaveCheckpoint():
@@ -110,11 +107,12 @@ class TrainerService:
     def _load(self, message: LoadTrainer) -> Loaded:
         if self._loaded is not None:
             raise StateError("A second LoadTrainer", got="weights that are loaded", needed="a new process")
-        self._loaded = LoadedTrainer(message, self._segments)
+        alone = message.parallel.alone and not message.shards.actors
+        self._loaded = (LoadedTrainer if alone else RankTrainer)(message, self._segments)
         finish(self._loaded.device)
         return Loaded(
             cause=message.cause,
-            table_bytes=self._loaded.table.total_bytes,
+            table_bytes=self._loaded.total_bytes,
             libraries=libraries(self._loaded.device),
         )
 
@@ -127,7 +125,9 @@ class TrainerService:
         step.begin_unit(message.suffix_unit)
         asked_bytes = message.workspace.size_bytes + message.scratch.size_bytes
         with self._private(f"suffix unit {message.suffix_unit}", asked_bytes), ScratchMeter() as scratch:
-            logprobs, held_bytes = self._forward_backward(message, unit, step)
+            kv = self._segments.attach(message.kv)
+            logprobs, held_bytes = train_suffix(ready, message, unit, kv, step.metrics)
+        del kv
         finish(ready.device)  # the gradients of K and V are there before the prefix service hears of it
         ready.header.require(message.version)
         if message.release:
@@ -147,6 +147,8 @@ class TrainerService:
 
     def _train_whole(self, message: TrainWhole) -> WholeTrained:
         ready = self._ready
+        if not isinstance(ready, LoadedTrainer):
+            raise StateError("Whole sequences for one of several trainers", needed="one that has all of the model")
         start_s = time.monotonic()
         ready.header.require(message.version)
         step = self._step_of(message.step, message.version)
@@ -169,41 +171,6 @@ class TrainerService:
             logprobs=split_values(logprobs, message.responses),
         )
 
-    def _forward_backward(self, message: TrainSuffix, unit: SuffixUnit, step: Step) -> tuple[Tensor, int]:
-        """Gradients and metrics of one unit; returns its log-probabilities and the bytes that its graph held. No view
-        of the K/V segment is left when this returns."""
-        ready = self._ready
-        kv = self._kv(message)
-        if message.first:
-            kv.gradients.zero_()
-        prefix = _leaves(message, unit, kv)
-        with GraphMeter() as meter:
-            out = suffix_forward(
-                ready.model,
-                prefix,
-                unit.tokens,
-                unit.lengths,
-                temperature=ready.algorithm.temperature,
-                never_sampled=ready.never_sampled,
-                entropy=True,
-            )
-        assert out.entropy is not None, "asked for"
-        outside = (*ready.weights.values(), *prefix.keys, *prefix.values, prefix.last_hidden)
-        held_bytes = meter.held_bytes((out.logprobs, out.entropy), excluding=outside)
-        parts = unit_loss(
-            ready.algorithm,
-            logprobs=out.logprobs,
-            old=out.logprobs.detach(),
-            reference=None if unit.reference is None else unit.reference.to(out.logprobs.dtype),
-            entropy=out.entropy,
-            mask=out.mask,
-            advantages=unit.advantages,
-            weights=unit.weights,
-        )
-        autograd.backward(parts.total)
-        step.metrics.add(unit, parts, out.logprobs, out.entropy, out.mask)
-        return out.logprobs.detach(), held_bytes
-
     def _prepare(self, message: PrepareUpdate) -> UpdateVote:
         ready = self._ready
         trim(ready.device)
@@ -211,18 +178,19 @@ class TrainerService:
         ready.header.require(message.version)
         step = self._step_of(message.step, message.version)
         step.require(Stage.OPEN, "prepare the update")
-        normaliser = step.metrics.normaliser
         if not step.whole:
             ready.arena.add_(ready.prefix_arena)
+        sums = ready.sum_step(step.metrics)
+        normaliser = sums.normaliser
         if normaliser > 0:
             ready.arena.div_(normaliser)
-        norm = global_norm(ready.arena)
+        norm = ready.gradient_norm()
         finite = normaliser > 0 and math.isfinite(norm)
         if finite and (factor := clip_factor(norm, ready.settings.max_grad_norm)) < 1.0:
             ready.arena.mul_(factor)
         step.stage = Stage.ACCEPTED if finite and not step.whole else Stage.REFUSED
         rate = learning_rate(ready.settings, message.version)
-        metrics = step.metrics.result(grad_norm=norm, learning_rate=rate)
+        metrics = sums.result(grad_norm=norm, learning_rate=rate)
         finish(ready.device)
         return UpdateVote(
             cause=message.cause,
@@ -235,19 +203,19 @@ class TrainerService:
 
     def _keep_gradients(self, message: KeepGradients) -> GradientsKept:
         self._open_step(message.step).require(Stage.ACCEPTED, "keep the gradients")
-        size_bytes = keep_gradients(self._ready.arena, Path(message.file))
+        size_bytes = self._ready.keep_gradients(Path(message.file))
         return GradientsKept(cause=message.cause, step=message.step, size_bytes=size_bytes)
 
     def _apply(self, message: ApplyUpdate) -> UpdateApplied:
         ready = self._ready
         start_s = time.monotonic()
         self._open_step(message.step, message.version).require(Stage.ACCEPTED, "apply the update")
-        ready.header.begin_update(message.version)
+        ready.begin_update(message.version)
         try:
             with self._private("the optimizer step", 0):
                 ready.optimizer.step(learning_rate(ready.settings, message.version))
             finish(ready.device)  # the version is published last: after every weight, wherever the header lies
-            if not all_finite(ready.parameters):
+            if not ready.weights_finite():
                 raise UpdateError(
                     "The update left weights that are not finite",
                     got="NaN or infinity in the actor weights",
@@ -255,11 +223,11 @@ class TrainerService:
                     do="Restore the last checkpoint; lower optimizer.lr or optimizer.max_grad_norm",
                     where=f"step {message.step}, version {message.version}",
                 )
-            digest = ready.digest()
+            digest = "" if ready.several else ready.digest()
         except BaseException:
-            ready.header.poison()
+            ready.poison()
             raise
-        ready.header.publish(message.version + 1, digest)
+        ready.end_update(message.version + 1, digest)
         self._drop_gradients()
         finish(ready.device)
         return UpdateApplied(
@@ -267,6 +235,24 @@ class TrainerService:
             step=message.step,
             version=message.version + 1,
             digest=digest,
+            start_s=start_s,
+            end_s=time.monotonic(),
+        )
+
+    def _publish(self, message: Publish) -> Published:
+        ready = self._ready
+        if not isinstance(ready, RankTrainer):
+            raise StateError("Publish to a trainer that is alone", needed="several trainers")
+        start_s = time.monotonic()
+        if self._step is not None:
+            raise StateError("Publish inside a step", got=f"step {self._step.step}", needed="its update before")
+        done = ready.publish(message.version)
+        return Published(
+            cause=message.cause,
+            version=message.version,
+            digest=done.digest,
+            refreshed_bytes=done.copied.refreshed,
+            rebuilt_bytes=done.copied.rebuilt,
             start_s=start_s,
             end_s=time.monotonic(),
         )
@@ -280,10 +266,10 @@ class TrainerService:
 
     def _save(self, message: SaveCheckpoint) -> CheckpointSaved:
         ready = self._ready
-        header = ready.header.require(message.version)
+        digest = ready.checkpoint_digest(message.version)
         size_bytes = save(
             Path(message.folder),
-            Identity(step=message.step, version=message.version, digest=header.digest, table_hash=ready.table.hash),
+            Identity(step=message.step, version=message.version, digest=digest, table_hash=ready.table.hash),
             needed_bytes=ready.checkpoint_bytes,
             write=lambda folder: ready.write_checkpoint(folder, message.state_json),
             libraries=libraries(ready.device),
@@ -295,12 +281,6 @@ class TrainerService:
             folder=message.folder,
             size_bytes=size_bytes,
         )
-
-    def _kv(self, message: TrainSuffix) -> KvViews:
-        ready = self._ready
-        rows = len(message.prompts) * message.copies
-        layout = KvLayout(ready.shape, rows, max(prompt.tokens for prompt in message.prompts), ready.table.dtype)
-        return kv_views(self._segments.attach(message.kv), layout)
 
     def _step_of(self, step: int, version: int) -> Step:
         """The present step, opened if there is none."""
@@ -325,19 +305,7 @@ class TrainerService:
         return private_memory(unit, asked_bytes=asked_bytes, cap_bytes=self._ready.private_bytes)
 
     @property
-    def _ready(self) -> LoadedTrainer:
+    def _ready(self) -> ReadyTrainer:
         if self._loaded is None:
             raise StateError("An instruction before the weights are loaded", needed="LoadTrainer first")
         return self._loaded
-
-
-def _leaves(message: TrainSuffix, unit: SuffixUnit, kv: KvViews) -> PrefixState:
-    device = unit.tokens.device
-    lengths = torch.tensor([prompt.tokens for prompt in message.prompts], device=device)
-    positions = torch.tensor([prompt.next_position for prompt in message.prompts], device=device)
-    return leaf_state(
-        kv,
-        lengths.repeat_interleave(message.copies),
-        positions.repeat_interleave(message.copies),
-        unit.prefix_rows,
-    )

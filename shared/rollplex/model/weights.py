@@ -12,7 +12,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from math import prod
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -26,6 +27,8 @@ from rollplex.layout.weight_files import INDEX, OTHER_FORMATS, SINGLE, canonical
 from rollplex.memory.tensors import hf_views
 
 SHARD_BYTES = 5 * 10**9
+METADATA = {"format": "pt"}
+"""Of a safetensors file of weights."""
 NOT_COPIED = (".safetensors", ".safetensors.index.json", ".bin.index.json", *OTHER_FORMATS)
 
 
@@ -71,11 +74,29 @@ def save_folder(table: ParameterTable, views: Mapping[str, Tensor], source_folde
     Raises:
         CheckpointError: a file cannot be written.
     """
-    names = {canonical_name(tensor.name): tensor.name for tensor in stored_tensors(source_folder)}
-    weights = {names.get(name, name): view for name, view in hf_views(views, table).items()}
+    weights = hf_views(views, table)
+
+    def write(file: Path, names: Mapping[str, str]) -> None:
+        tensors = {name: weights[parameter].detach().cpu().contiguous() for name, parameter in names.items()}
+        save_file(tensors, file, metadata=METADATA)
+
+    return save_files(table, source_folder, target_folder, write)
+
+
+def save_files(
+    table: ParameterTable, source_folder: Path, target_folder: Path, write: Callable[[Path, Mapping[str, str]], None]
+) -> int:
+    """`save_folder` for whoever has no views on whole weights.
+
+    Args:
+        write: writes one safetensors file with METADATA: of each tensor its name in the file, and transformers' name.
+
+    Raises:
+        CheckpointError: a file cannot be written.
+    """
     try:
         _copy_others(source_folder, target_folder, table.dtype)
-        _save_weights(weights, target_folder)
+        _save_weights(table, source_folder, target_folder, write)
         files = [file for file in target_folder.iterdir() if file.is_file()]
         for file in (*files, target_folder):
             _sync(file)
@@ -84,29 +105,35 @@ def save_folder(table: ParameterTable, views: Mapping[str, Tensor], source_folde
         raise CheckpointError("a checkpoint cannot be written", got=str(error), where=str(target_folder)) from error
 
 
-def _save_weights(weights: Mapping[str, Tensor], folder: Path) -> None:
-    shards = _shards(weights)
+def _save_weights(
+    table: ParameterTable, source_folder: Path, folder: Path, write: Callable[[Path, Mapping[str, str]], None]
+) -> None:
+    names = {canonical_name(tensor.name): tensor.name for tensor in stored_tensors(source_folder)}
+    pieces = [piece for entry in table.entries for piece in entry.pieces]
+    sizes = {piece.hf_name: prod(piece.hf_shape) * table.item_bytes for piece in pieces}
+    shards = _shards(sizes)
     files = (
         [SINGLE]
         if len(shards) == 1
         else [f"model-{n + 1:05}-of-{len(shards):05}.safetensors" for n in range(len(shards))]
     )
-    for file, names in zip(files, shards, strict=True):
-        tensors = {name: weights[name].detach().cpu().contiguous() for name in names}
-        save_file(tensors, folder / file, metadata={"format": "pt"})
+    for file, parameters in zip(files, shards, strict=True):
+        write(folder / file, {names.get(name, name): name for name in parameters})
     if len(shards) > 1:
         index = {
-            "metadata": {"total_size": sum(w.numel() * w.element_size() for w in weights.values())},
-            "weight_map": {name: file for file, names in zip(files, shards, strict=True) for name in names},
+            "metadata": {"total_size": sum(sizes.values())},
+            "weight_map": {
+                names.get(name, name): file for file, inside in zip(files, shards, strict=True) for name in inside
+            },
         }
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
 
 
-def _shards(weights: Mapping[str, Tensor]) -> list[list[str]]:
+def _shards(sizes: Mapping[str, int]) -> list[list[str]]:
+    """Names by file. sizes: bytes of each tensor."""
     shards: list[list[str]] = [[]]
     size = 0
-    for name, weight in weights.items():
-        more = weight.numel() * weight.element_size()
+    for name, more in sizes.items():
         if shards[-1] and size + more > SHARD_BYTES:
             shards.append([])
             size = 0
