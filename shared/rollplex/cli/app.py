@@ -19,6 +19,7 @@ from rollplex.cli.commands.data import data
 from rollplex.cli.commands.demo import demo
 from rollplex.cli.commands.doctor import doctor
 from rollplex.cli.commands.down import down
+from rollplex.cli.commands.history import history
 from rollplex.cli.commands.logs import logs
 from rollplex.cli.commands.plan import plan
 from rollplex.cli.commands.rewards import rewards
@@ -45,7 +46,7 @@ app = typer.Typer(
 )
 
 
-for command in (demo, up, status, start, stop, down, logs, runs, doctor, plan, trace, verify):
+for command in (demo, up, status, start, stop, down, logs, runs, history, doctor, plan, trace, verify):
     app.command()(command)
 app.command(context_settings=SETTINGS)(conformance)
 app.add_typer(config)
