@@ -51,6 +51,15 @@ def test_one_log_comes_as_it_is(run_dir: Path, capsys: Said, name: str) -> None:
     assert capsys.readouterr().out == (run_dir / "logs" / "trainer.log").read_text()
 
 
+def test_of_a_role_on_several_devices_one_log_or_all_come(run_dir: Path, capsys: Said) -> None:
+    for index in (0, 1):
+        (run_dir / "logs" / f"prefix-{index}.log").write_text(at(index, f"of {index}"))
+    assert run(["logs", "prefix[0:1]"]) == 0
+    assert capsys.readouterr().out == at(1, "of 1")
+    assert run(["logs", "prefix"]) == 0
+    assert [line.rpartition(" ")[2] for line in capsys.readouterr().out.splitlines()] == ["0", "1"]
+
+
 @pytest.mark.parametrize(("count", "last"), [(2, ["  Traceback", "reward INFO"]), (0, [])])
 def test_only_the_last_lines_if_so_wanted(run_dir: Path, capsys: Said, count: int, last: list[str]) -> None:
     assert run(["logs", "--lines", str(count)]) == 0

@@ -43,6 +43,15 @@ def test_a_view_has_what_the_coordinator_tells_and_the_time_that_is_left() -> No
     assert view.services == (("prefix", "busy"),)
 
 
+def test_processes_of_one_role_are_told_apart_by_their_device() -> None:
+    services = [
+        ServiceView(service="x", role=role, device=device, incarnation=1, pid=1, state="ready")
+        for role, device in ((Role.PREFIX, "0:0"), (Role.PREFIX, "0:1"), (Role.INPUT, "0:0"))
+    ]
+    view = assemble(status(), (), services, pace=Pace(), evaluations=[], now_wall_s=0.0)
+    assert [name for name, _ in view.services] == ["prefix[0:0]", "prefix[0:1]", "input"]
+
+
 def test_a_wait_is_shown_only_when_it_is_older_than_work_usually_takes() -> None:
     view = assemble(status(0.2, 1.5, 0.99), (), (), pace=Pace(), evaluations=[], now_wall_s=0.0)
     assert [wait.what for wait in view.waits] == ["unit 1.5"]

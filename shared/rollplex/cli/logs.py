@@ -94,9 +94,11 @@ def _chosen(run_dir: Path, service: str | None) -> list[Path]:
     found = sorted((run_dir / LOGS).glob("*.log"))
     if service is None:
         return found
-    name = service.partition("[")[0]
-    chosen = [path for path in found if path.stem == name]
-    if chosen:
+    name, _, device = service.removesuffix("]").partition("[")
+    several = [path for path in found if path.stem.startswith(f"{name}-")]
+    if device:  # node:index, of a role that several devices have a process of
+        several = [path for path in several if path.stem == f"{name}-{device.rpartition(':')[2]}"]
+    if chosen := [path for path in found if path.stem == name] + several:
         return chosen
     names = [path.stem for path in found]
     close = closest(name, names)

@@ -119,6 +119,8 @@ class _Service(Protocol):
     @property
     def role(self) -> str: ...
     @property
+    def device(self) -> str: ...
+    @property
     def state(self) -> str: ...
 
 
@@ -142,6 +144,7 @@ def assemble(
     now_wall_s: float,
 ) -> View:
     """One view of what was told. `now_wall_s`: seconds since 1970."""
+    every = list(services)
     return View(
         run=status.run,
         schedule=status.schedule,
@@ -165,7 +168,7 @@ def assemble(
             )
             for device in devices
         ),
-        services=tuple((service.role, service.state) for service in services),
+        services=tuple((_name(service, every), service.state) for service in every),
         waits=tuple(
             Wait(what=wait.awaited, source=wait.source, age_s=wait.age_s)
             for wait in status.waiting
@@ -182,3 +185,9 @@ def evaluation(name: str, step: int, metrics: Mapping[str, float | None]) -> Eva
 
 def _short(key: str) -> str:
     return key.removeprefix("rewards/").removesuffix("/mean")
+
+
+def _name(service: _Service, every: Sequence[_Service]) -> str:
+    """Its role, and its device where the role has several."""
+    alone = sum(other.role == service.role for other in every) == 1
+    return service.role if alone else f"{service.role}[{service.device}]"
