@@ -12,12 +12,13 @@ import pytest
 
 from rollplex.journal.events import ErrorRaised, RunEnded, ServiceDied
 from support.nodes import Node, Start, run_processes
+from support.warm import COLD
 
 ENDLESS = {"run.iterations": 100000}
 
 
-def running(start: Start) -> Node:
-    node = start("--iterations", "100000", overrides=ENDLESS)
+def running(start: Start, env: dict[str, str] | None = None) -> Node:
+    node = start("--iterations", "100000", overrides=ENDLESS, env=env)
     node.until_iterations(1)
     return node
 
@@ -30,10 +31,12 @@ def gone(run_dir: Path, deadline_s: float) -> bool:
 
 
 @pytest.mark.timeout(150)
-@pytest.mark.parametrize("role", ["rollout", "prefix", "trainer"])
-def test_a_killed_worker_ends_the_run_within_two_seconds_with_an_error_that_names_it(start: Start, role: str) -> None:
-    node = running(start)
-    os.kill(node.pids()[role], signal.SIGKILL)
+@pytest.mark.parametrize(("role", "env"), [("rollout", {}), ("prefix", {}), ("trainer", COLD)])
+def test_a_killed_worker_ends_the_run_within_two_seconds_with_an_error_that_names_it(
+    start: Start, role: str, env: dict[str, str]
+) -> None:
+    node = running(start, env)
+    os.kill(node.worker(role), signal.SIGKILL)
     killed_s = time.monotonic()
     node.until(lambda: "error:" in node.stderr or node.process.poll() is not None, "an error", 2.0)
     assert time.monotonic() - killed_s < 2.0
@@ -66,7 +69,7 @@ def test_a_killed_coordinator_leaves_no_process_and_the_next_run_in_its_director
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("moment_s", [0.3, 1.0, 2.5, 5.0])
 def test_an_interrupt_while_the_node_starts_ends_everything_quietly(start: Start, moment_s: float) -> None:
-    node = start("--iterations", "100000", overrides=ENDLESS)
+    node = start("--iterations", "100000", overrides=ENDLESS, env=COLD)
     time.sleep(moment_s)
     node.process.send_signal(signal.SIGINT)
     done = node.wait(10)
@@ -86,10 +89,10 @@ def test_a_signal_during_an_iteration_ends_everything_quietly(start: Start, numb
 
 
 @pytest.mark.timeout(150)
-@pytest.mark.parametrize("role", ["trainer", "rollout"])
-def test_an_interrupt_ends_a_run_whose_worker_hangs(start: Start, role: str) -> None:
-    node = running(start)
-    os.kill(node.pids()[role], signal.SIGSTOP)
+@pytest.mark.parametrize(("role", "env"), [("trainer", {}), ("rollout", COLD)])
+def test_an_interrupt_ends_a_run_whose_worker_hangs(start: Start, role: str, env: dict[str, str]) -> None:
+    node = running(start, env)
+    os.kill(node.worker(role), signal.SIGSTOP)
     time.sleep(0.5)  # until the run waits for it, in whatever phase, an update between BEGIN and COMMIT included
     node.process.send_signal(signal.SIGINT)
     done = node.wait(10)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 from rollplex.demo.recipe import ACCURACY, EVAL_GREY, EVAL_HELD_OUT
 from rollplex.verify.report import read
 from support.nodes import run_processes
+from support.warm import COLD
 
 COMMAND = (
     sys.executable,
@@ -27,7 +29,8 @@ COMMAND = (
 
 @pytest.mark.timeout(400)
 def test_four_digits_are_learnt_from_scratch_and_grey_pictures_stay_at_chance(tmp_path: Path) -> None:
-    done = subprocess.run([*COMMAND, str(tmp_path / "demo")], capture_output=True, text=True, check=False, timeout=380)
+    command, env = [*COMMAND, str(tmp_path / "demo")], {**os.environ, **COLD}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=380, env=env)
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in (tmp_path / "demo" / "run" / "eval.jsonl").read_text().splitlines()]
     accuracy = {(row["name"], row["step"]): row[ACCURACY] for row in rows}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 
 from rollplex.journal.events import ServiceStarted, StopRequested
 from support.nodes import Start
+from support.warm import COLD
 
 ROLES = ("trainer", "prefix", "rollout")
 Worker = Callable[[str, Path], subprocess.Popen[bytes]]
@@ -32,6 +34,7 @@ def worker() -> Iterator[Worker]:
                     stdin=subprocess.DEVNULL,
                     stdout=file,
                     stderr=file,
+                    env={**os.environ, **COLD},
                 )
             )
         return started[-1]

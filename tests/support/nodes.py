@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -107,6 +108,12 @@ class Node:
         """Until metrics.jsonl has that many lines."""
         path = self.run_dir / "metrics.jsonl"
         self.until(lambda: path.exists() and path.read_bytes().count(b"\n") >= count, f"iteration {count}")
+
+    def worker(self, role: str) -> int:
+        """The pid that a worker itself last said: it computes there, whether it was started or forked."""
+        found = re.findall(r"INFO pid (\d+) joined run", (self.run_dir / "logs" / f"{role}.log").read_text())
+        assert found, f"no {role} has joined:\n{self.stderr}"
+        return int(found[-1])
 
     def pids(self) -> dict[str, int]:
         """Every process of the run by role, from the processes' command lines."""

@@ -38,7 +38,8 @@ AT_IMPORT = (
     "CUBLAS_",
     "TORCH",
     "PYTORCH_",
-    "HF_",
+    "HF_HOME",
+    "HF_HUB_OFFLINE",
     "TRANS",
     "TOKEN",
 )
