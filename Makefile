@@ -6,12 +6,18 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --constraint constraints/host.txt
 PROJECT := pyproject.toml constraints/host.txt
 
-.PHONY: demo test check unit slow clean
+.PHONY: demo test check unit aside clean
 
 demo: $(VENV)/.demo
 	$(BIN)/rollplex demo
 
-test: check unit
+# The checks take one core, the tests hardly more than one. The checks run at the lowest priority, so that no test that
+# watches the clock waits for them; what they say is shown at their end.
+test: $(VENV)/.dev
+	@$(MAKE) --no-print-directory --jobs=2 aside unit
+
+aside: $(VENV)/.dev
+	@nice -n 19 $(MAKE) --no-print-directory check >$(VENV)/check.log 2>&1; code=$$?; echo; cat $(VENV)/check.log; exit $$code
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -32,11 +38,8 @@ $(VENV)/.demo: $(PROJECT) | $(BIN)/python
 	touch $@
 
 $(VENV)/.dev: $(PROJECT) | $(BIN)/python
-	$(PIP) --editable '.[dev]'
+	$(PIP) --no-compile --editable '.[dev]'  # most of what is installed is never imported
 	touch $@ $(VENV)/.demo
-
-slow: $(VENV)/.dev
-	$(BIN)/pytest --slow
 
 clean:
 	rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
