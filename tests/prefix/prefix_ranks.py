@@ -23,10 +23,11 @@ from torch import Tensor
 from rollplex.layout.parallel.degrees import RolloutLayout, TrainingLayout
 from rollplex.layout.parallel.kv import rank_shape
 from rollplex.layout.parallel.plan import DevicePlan, plan
+from rollplex.layout.parallel.rank import rank_shape as share_of
 from rollplex.layout.parallel.training import gradient_plan, reference_plan
 from rollplex.memory.digest import digest
 from rollplex.memory.header import HeaderPage
-from rollplex.memory.predict import kv_bytes
+from rollplex.memory.predict import kv_bytes, prefix_activation_bytes, prefix_layers_bytes
 from rollplex.memory.tensors import tensor
 from rollplex.model.parallel.build import build_parallel
 from rollplex.model.parallel.group import TensorGroup
@@ -93,6 +94,17 @@ class RankWorld(World):
         """Of the device's segment."""
         return digest(self.pages, self.table, self.device.storage.total_bytes)
 
+    def predicted_graph(self, groups: list[int], *, layers: bool) -> int:
+        """Bytes of an actor prefix of these groups, between forward and backward."""
+        slots = [self.slots[group] for group in groups]
+        grids = [(media.frames, media.height, media.width) for slot in slots for media in slot.media]
+        longest, shape = max(slot.tokens for slot in slots), share_of(self.whole.shape, self.layout)
+        rows, frozen = len(slots), self.freeze_vision
+        given: dict[str, Any] = {"grids": grids, "freeze_vision": frozen, "dtype": DTYPE}
+        if layers:
+            return prefix_layers_bytes(shape, rows=rows, tokens=longest, **given)[0]
+        return prefix_activation_bytes(shape, rows=rows, tokens=longest, **given)
+
     def predicted(self, groups: list[int]) -> int:
         """Bytes of a reference prefix of these groups."""
         longest = max(self.slots[group].tokens for group in groups)
@@ -122,15 +134,16 @@ def step(world: World, trainer: Trainer, groups: list[int], activations: Activat
     responses = [response(group) for group in groups]
     ready = world.forward(Which.REFERENCE, groups, 7)
     scored = world.score(7, responses, release=True)
-    world.forward(Which.ACTOR, groups, 0, activations=activations)
+    kept = world.forward(Which.ACTOR, groups, 0, activations=activations)
     trainer.train(0, groups, responses, weights_for(responses))
-    world.backward(0, workspace=WORKSPACE)
+    done = world.backward(0, workspace=WORKSPACE)
     kv = world.unit_views(0)
     return {
         "scores": torch.cat([torch.frombuffer(bytearray(one.values), dtype=torch.float64) for one in scored.logprobs]),
         "heads": torch.stack([*kv.keys, *kv.values, *kv.d_keys, *kv.d_values]),
         "hidden": torch.stack([kv.last_hidden, kv.d_last_hidden]),
         "held": ready.held[0].size_bytes,
+        "graph": max(one.size_bytes for one in (*kept.held, *done.held)),
     }
 
 
@@ -185,6 +198,7 @@ def compare(whole: World, world: RankWorld, groups: list[int], activations: Acti
     return {
         "loaded": world.loaded.table_bytes == world.device.storage.total_bytes,
         "digest": world.send(DigestRequest(cause=1)).digest == world.digest(),
+        "graph": ours["graph"] / world.predicted_graph(groups, layers=activations.by_layers),
         "held": ours["held"] == world.predicted(groups),
         "same": same,
         **{name: float((ours[name] - theirs[name]).abs().max()) for name in ("scores", "hidden")},

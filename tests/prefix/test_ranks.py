@@ -53,6 +53,7 @@ def test_ranks_together_have_what_one_process_has(found: list[dict[str, Any]], n
         assert result["loaded"], "it tells the bytes of its device's segment"
         assert result["digest"], "it digests its device's segment"
         assert result["held"], "a reference prefix is K and V of its own heads"
+        assert abs(result["graph"] - 1) < 0.05, "what an actor prefix keeps, against what is leased for a rank"
         assert result["same"], "ranks differ in scores or hidden states"
         assert result["heads"] < BOUND, "K, V and their gradients"
         assert max(result["scores"], result["hidden"]) < BOUND

@@ -22,7 +22,7 @@ from rollplex.model.weights import fill
 from rollplex.protocol.common import Kind, ModelSpec, PromptSlot
 from rollplex.protocol.rollout import EngineSpec, Sampling
 from rollplex_rollout.engine import FinishedGroup, Setup, Unit, UnitReport
-from rollplex_rollout.service import LentWeights
+from rollplex_rollout.loaded import LentWeights
 from rollplex_rollout.transformers_engine import TransformersEngine
 from support.segments import HostSegments
 from support.tiny import FILM, NEVER_SAMPLED, PICTURE, PICTURES, WORDS, Prompt, make_prompts, write_model

@@ -101,9 +101,10 @@ def test_an_engine_with_all_of_the_model_meets_nobody_and_samples_the_same_bits_
 ) -> None:
     alone = told(shared_node, Parallel())
     assert len(alone) == 4
-    nobody = {"meet": "/nowhere/to/meet", "collective_s": 0.1}
-    assert told(shared_node, Parallel(training=2, rollout=1, device=1, replica=1, replicas=2, **nobody)) == alone
-    assert told(shared_node, Parallel(replica=1, replicas=2, **nobody)) == alone
+    nobody = "/nowhere/to/meet"
+    under_two = Parallel(training=2, rollout=1, device=1, replica=1, replicas=2, meet=nobody)
+    for parallel in (under_two, Parallel(replica=1, replicas=2, meet=nobody)):
+        assert told(shared_node, parallel) == alone
 
 
 def test_another_rank_than_the_plans_is_refused_before_anybody_is_met(shared_node: Node) -> None:

@@ -29,7 +29,7 @@ from rollplex.presets import write_preset
 from rollplex.protocol.common import Kind, MediaSlot, Memory, ModelSpec, PromptSlot
 from rollplex.protocol.rollout import EngineSpec, Sampling
 from rollplex_rollout.engine import FinishedGroup, Setup, Unit
-from rollplex_rollout.service import LentWeights
+from rollplex_rollout.loaded import LentWeights
 from support.segments import HostSegments
 
 KERNELS = Path(__file__).parent / "cpu_kernels"

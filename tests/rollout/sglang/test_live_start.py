@@ -11,7 +11,7 @@ from msgspec import structs
 
 from rollplex.errors import SegmentError
 from rollplex.protocol.common import Memory
-from rollplex_rollout.service import LentWeights
+from rollplex_rollout.loaded import LentWeights
 from rollplex_rollout.sglang.engine import SglangEngine
 from support.live_sglang import LiveNode, kernels, processes, unavailable
 

@@ -1,0 +1,126 @@
+"""What LoadRollout makes: the mapped weights, their header, and the engine over them.
+
+Owns: which engine has which name, and what the segment of a device holds. Does not know units, nor when anything runs;
+imports no tensor library (the engine does).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from rollplex.errors import ConfigError, StateError
+from rollplex.layout.parallel.degrees import RolloutLayout, TrainingLayout
+from rollplex.layout.parallel.plan import DevicePlan, plan
+from rollplex.layout.parameters import ParameterTable, parameter_table
+from rollplex.layout.shape import ModelShape, read_shape
+from rollplex.memory.header import HeaderPage
+from rollplex.memory.segment import Mapping
+from rollplex.protocol.common import Parallel, SegmentRef
+from rollplex.protocol.rollout import LoadRollout
+from rollplex_rollout.engine import Engine, EngineFactory, Setup
+
+
+class Attach(Protocol):
+    """What the service needs of `rollplex.worker.Segments`."""
+
+    run_id: str
+    run_dir: Path | None
+
+    def attach(self, ref: SegmentRef) -> Mapping: ...
+
+    def descriptor(self, ref: SegmentRef) -> int: ...
+
+    def detach(self, segment: int) -> None: ...
+
+
+class LoadedRollout:
+    """What LoadRollout makes: the mapped weights, their header, and the engine over them."""
+
+    def __init__(self, message: LoadRollout, segments: Attach, make_engine: EngineFactory) -> None:
+        spec = message.model
+        shape = read_shape(Path(spec.path))
+        table = parameter_table(shape, dtype=spec.dtype, freeze_vision=spec.freeze_vision)
+        if table.hash != spec.table_hash:
+            raise StateError(
+                "This process and the coordinator disagree about the parameter table",
+                got=table.hash,
+                needed=spec.table_hash,
+                do="Run the same version of Rollplex and the same model folder everywhere.",
+            )
+        self.setup = Setup(
+            spec=spec,
+            shape=shape,
+            table=table,
+            weights=LentWeights(segments, message.actor),
+            engine=message.engine,
+            run_dir=segments.run_dir,
+            parallel=message.parallel,
+            device=_planned(message.parallel, table, shape),
+        )
+        self.engine = make_engine(self.setup)
+        self.header = HeaderPage(self.engine.actor, run_id=segments.run_id, table_hash=table.hash)
+
+
+def _planned(parallel: Parallel, table: ParameterTable, shape: ModelShape) -> DevicePlan | None:
+    """What the device's segment holds. None: the whole model, as the table says.
+
+    Raises:
+        ConfigError: degrees that the model cannot be split by.
+        StateError: the plan gives this process's device another rank.
+    """
+    if parallel.training == parallel.rollout == 1:
+        return None
+    layouts = TrainingLayout(degree=parallel.training), RolloutLayout(degree=parallel.rollout)
+    device = plan(table, shape, *layouts).devices[parallel.device]
+    if device.ranks.rollout != parallel.rank:
+        raise StateError(
+            "This process has another rank than the plan of its device",
+            got=f"rank {parallel.rank} on device {parallel.device}",
+            needed=f"rank {device.ranks.rollout}",
+            do="Run the same version of Rollplex everywhere.",
+        )
+    return device
+
+
+class LentWeights:
+    """The weights segment of one LoadRollout (`rollplex_rollout.engine.Weights`)."""
+
+    def __init__(self, segments: Attach, ref: SegmentRef) -> None:
+        self._segments = segments
+        self._ref = ref
+
+    @property
+    def ref(self) -> SegmentRef:
+        return self._ref
+
+    def mapping(self) -> Mapping:
+        return self._segments.attach(self._ref)
+
+    def descriptor(self) -> int:
+        return self._segments.descriptor(self._ref)
+
+
+def named_engine(setup: Setup) -> Engine:
+    """The engine that was asked for; only it is imported, because each is heavy.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    match setup.engine.name:
+        case "transformers":
+            from rollplex_rollout.transformers_engine import TransformersEngine  # noqa: PLC0415
+
+            return TransformersEngine(setup)
+        case "sglang":
+            from rollplex_rollout.sglang.engine import SglangEngine  # noqa: PLC0415
+
+            return SglangEngine.start(setup)
+        case "replay":
+            from rollplex_rollout.replay import ReplayEngine  # noqa: PLC0415
+
+            return ReplayEngine(setup)
+        case name:
+            raise ConfigError(
+                "There is no such rollout engine", got=repr(name), needed="transformers, sglang or replay"
+            )
