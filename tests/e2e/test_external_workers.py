@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rollplex.journal.events import ServiceStarted, StopRequested
-from support.nodes import Start
+from support.nodes import Start, handles_terms
 from support.warm import COLD
 
 ROLES = ("trainer", "prefix", "rollout")
@@ -43,14 +43,6 @@ def worker() -> Iterator[Worker]:
     for process in started:
         process.kill()
         process.wait(timeout=10)
-
-
-def handles_terms(process: subprocess.Popen[bytes]) -> bool:
-    """Whether a process catches SIGTERM, as the kernel tells."""
-    for line in Path(f"/proc/{process.pid}/status").read_text().splitlines():
-        if line.startswith("SigCgt:"):
-            return bool(int(line.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
-    return False
 
 
 @pytest.mark.timeout(150)

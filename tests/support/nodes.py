@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -143,6 +144,14 @@ def run_processes(run_dir: Path) -> list[tuple[int, str]]:
             role = next((role for module, role in modules.items() if module in words), "other")
             found.append((int(entry.name), role))
     return found
+
+
+def handles_terms(process: subprocess.Popen[bytes]) -> bool:
+    """Whether a process catches SIGTERM, as the kernel tells."""
+    for line in Path(f"/proc/{process.pid}/status").read_text().splitlines():
+        if line.startswith("SigCgt:"):
+            return bool(int(line.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
+    return False
 
 
 Start = Callable[..., Node]
