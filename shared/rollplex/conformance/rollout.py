@@ -91,8 +91,7 @@ class RolloutKit:
 
     def run(self, sitting: Sitting, sheet: Sheet) -> None:
         with sheet.case("on_policy", RULES):
-            (loaded,) = [h.message for h in sitting.answers()]
-            if not loaded.on_policy:
+            if not sitting.answers()[0].message.on_policy:
                 raise Violation("on_policy: false", "true: the gate refuses others")
         with sheet.case("digest", RULES):
             ask_digest(sitting, self._actor)
@@ -175,7 +174,8 @@ class RolloutKit:
             ours = self._world.distributions(plain, group.responses, temperature)
             for said, tokens, rows in zip(told, _split(group), ours, strict=True):
                 drawn = rows[np.arange(len(tokens)), tokens]
-                apart = float(abs(said - drawn).max())
+                with np.errstate(invalid="ignore"):
+                    apart = float(abs(said - drawn).max())
                 if not apart <= LOGPROBS:
                     raise Violation(f"{apart:.3g} from ours, in group {group.responses.group}", f"at most {LOGPROBS:g}")
                 if best is not None and (drawn < np.sort(rows, axis=1)[:, -best] - LOGITS).any():

@@ -24,7 +24,7 @@ from msgspec import Struct
 from rollplex.conformance.line import Heard, Line
 from rollplex.conformance.program import Program
 from rollplex.conformance.report import Verdict
-from rollplex.errors import ProtocolError
+from rollplex.errors import ProtocolError, RollplexError
 from rollplex.protocol.claim import claim
 from rollplex.protocol.common import Alive, Failed, Leave, Leaving, Received, Role, SegmentRef
 from rollplex.protocol.handshake import Refused, Welcome
@@ -32,6 +32,8 @@ from rollplex.protocol.rollout import GroupFinished, Prefilled
 
 RUN_ID = "conformance"
 TICK_S = 0.05
+STAYS_S = 0.5
+"""How long a worker is watched that should wait."""
 AMONG = (Received, Alive, Failed, Leaving, Prefilled, GroupFinished)
 """What comes beside the one answer of an instruction."""
 AnswerT = TypeVar("AnswerT")
@@ -90,8 +92,14 @@ class Sheet:
             self._note(Verdict(case=name, rule=rules[name], passed=False, got=found.got, needed=found.needed))
             if isinstance(found, Broken) or self.over:
                 raise Broken(found.got, found.needed) from found
+        except (RollplexError, ArithmeticError, LookupError, ValueError) as error:
+            got, needed = f"an answer that cannot be judged: {type(error).__name__}: {error}", "one of the protocol"
+            self._note(Verdict(case=name, rule=rules[name], passed=False, got=got, needed=needed))
+            raise Broken(got, needed) from error
         else:
             self._note(Verdict(case=name, rule=rules[name], passed=True))
+        if self._wanted and self._wanted <= {verdict.case for verdict in self.verdicts}:
+            raise Broken("nothing else is wanted", "")
 
     def not_reached(self, rules: Mapping[str, str], why: str) -> None:
         """Those of a sitting's cases that have no verdict."""
@@ -248,7 +256,7 @@ class Sitting:
         needed = "Leaving, and then to wait for Leave"
         self.program.signal(signal.SIGTERM)
         self.until(lambda: any(isinstance(h.message, Leaving) for h in self.line.heard), self.limits.grace_s, needed)
-        self.rest(2 * TICK_S)
+        self.rest(STAYS_S)
         if self.program.exit_code is not None:
             raise Broken(f"{self.program.how} before Leave", needed)
         self.leave()

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rollplex.checkpoint.folder import verify
+from rollplex.checkpoint.folder import LATEST, verify
 from rollplex.conformance.cases import close_enough
 from rollplex.conformance.reading import READER, ask_digest
 from rollplex.conformance.sitting import Broken, Sheet, Sitting, Violation
@@ -173,8 +173,9 @@ class TrainerKit:
             own = self._kv_gradients()
         with sheet.case("vote", RULES):
             self._vote(sitting, own)
+        states: list[tuple[State, int]] = []
         with sheet.case("update", RULES):
-            states = self._update(sitting)
+            self._update(sitting, states)
         with sheet.case("header", RULES):
             self._header(states)
         with sheet.case("skip", RULES):
@@ -237,11 +238,10 @@ class TrainerKit:
         flat = torch.cat([got[name].flatten() for name in own])
         _alike(flat, torch.cat([own[name].flatten() for name in own]), "all parameters")
 
-    def _update(self, sitting: Sitting) -> list[tuple[State, int]]:
-        """States that the header went through."""
+    def _update(self, sitting: Sitting, states: list[tuple[State, int]]) -> None:
+        """states: gets those that the header goes through."""
         before = {name: value.clone() for name, value in self._actor.tensors.items()}
         step = {name: value.clone() for name, value in self._world.gradients(self._arena).items()}
-        states: list[tuple[State, int]] = []
 
         def look() -> bool:
             header = self._actor.header.read()
@@ -263,7 +263,6 @@ class TrainerKit:
             if name in step:
                 moved, needed = value - before[name], -LEARNING_RATE * step[name]
                 close_enough(moved.double().numpy(), needed.double().numpy(), f"the step of {name}", 0.02)
-        return states
 
     def _header(self, states: list[tuple[State, int]]) -> None:
         right = [(State.STABLE, 0), (State.UPDATING, 0), (State.STABLE, 1)]
@@ -297,7 +296,7 @@ class TrainerKit:
         saved = sitting.ask(
             lambda c: SaveCheckpoint(cause=c, step=1, version=1, folder=str(folder), state_json="{}"), CheckpointSaved
         )
-        others = sorted(path.name for path in folder.parent.iterdir() if path.name not in {folder.name, "latest"})
+        others = sorted(path.name for path in folder.parent.iterdir() if path.name not in {folder.name, LATEST})
         if not folder.is_dir() or saved.folder != str(folder) or others:
             raise Violation(f"{saved.folder}, beside {others}", f"{folder} alone")
         try:
@@ -306,8 +305,9 @@ class TrainerKit:
             self._world.fill_from(found, folder)
         except (RollplexError, OSError) as error:
             raise Violation(str(error), "a folder that from_pretrained opens, with a manifest") from error
-        if not manifest.version == 1 or found.digest != self._actor.digest:
-            raise Violation(f"version {manifest.version}, {found.digest}", f"version 1, {self._actor.digest}")
+        version = manifest.identity.version
+        if version != 1 or found.digest != self._actor.digest:
+            raise Violation(f"version {version}, {found.digest}", f"version 1, {self._actor.digest}")
 
 
 def _alike(got: Tensor, needed: Tensor, what: str) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -195,10 +194,6 @@ def leaves_a_file() -> None:
     Path(place, "forgotten").write_text("x")
 
 
-def leaves_a_child() -> None:
-    subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"])
-
-
 # --- readers ------------------------------------------------------------------------------------------------------
 
 
@@ -225,6 +220,7 @@ def another_version_dropped() -> None:
 def keeps_old_weights() -> None:
     """Computes with a copy that it made when the first unit came."""
     from rollplex.memory import tensors
+    from rollplex_prefix import loaded
     from rollplex_prefix import service as prefix
     from rollplex_rollout import service as rollout
     from rollplex_rollout import transformers_engine as engine
@@ -246,7 +242,7 @@ def keeps_old_weights() -> None:
                 copied[name].copy_(value)
         copies.clear()
 
-    engine.views = prefix.views = views
+    engine.views = loaded.views = views
     engine.require_mapped = prefix.require_mapped = lambda *_: None
     for service, method in ((rollout.RolloutService, "_generate"), (prefix.PrefixService, "_forward")):
         _before(service, method, fill)
@@ -319,22 +315,11 @@ def withholds_a_group() -> None:
 # --- prefix -------------------------------------------------------------------------------------------------------
 
 
-def mixes_up_the_models() -> None:
+def scores_without_temperature() -> None:
     from rollplex_prefix import service as prefix
 
-    plain = prefix._Loaded.__init__
-
-    def init(self: Any, *parts: Any) -> None:
-        plain(self, *parts)
-        self.reference = prefix.build(
-            self.actor_folder, self.table, prefix.views(self.mapping, self.table), gradients=None, freeze_vision=False
-        )
-
-    def remember(self: Any, message: Any, segments: Any) -> None:
-        self.actor_folder = Path(message.model.path)
-        init(self, message, segments)
-
-    prefix._Loaded.__init__ = remember  # type: ignore[method-assign]
+    plain = prefix.suffix_forward
+    prefix.suffix_forward = lambda *parts, **given: plain(*parts, **{**given, "temperature": 1.0})
 
 
 def forgets_the_values() -> None:
@@ -404,24 +389,16 @@ def steps_too_far() -> None:
     service.learning_rate = lambda *parts: 2 * plain(*parts)
 
 
-def says_nothing_of_updating() -> None:
-    """The weights change behind a header that says that they do not; the version comes first."""
-    plain = HeaderPage.begin_update
-
-    def begin(self: HeaderPage, version: int) -> None:
-        plain(self, version)
-        self._store(version + 5, 1)  # type: ignore[arg-type]
-        time.sleep(0.05)
-        self._store(version, 2)  # type: ignore[arg-type]
-
-    HeaderPage.begin_update = begin  # type: ignore[method-assign]
+def publishes_another_digest() -> None:
+    plain = HeaderPage.publish
+    HeaderPage.publish = lambda self, version, digest: plain(self, version, digest[::-1])  # type: ignore[method-assign]
 
 
 def forgets_the_sign() -> None:
-    from rollplex_trainer import service
+    from rollplex_trainer import suffix
 
-    plain = service.unit_loss
-    service.unit_loss = lambda *parts, **given: plain(*parts, **{**given, "advantages": -given["advantages"]})
+    plain = suffix.unit_loss
+    suffix.unit_loss = lambda *parts, **given: plain(*parts, **{**given, "advantages": -given["advantages"]})
 
 
 def saves_other_weights() -> None:
