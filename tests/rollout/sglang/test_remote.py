@@ -17,8 +17,9 @@ from rollplex.errors import EngineError, SegmentError, StateError, WaitError
 from rollplex.memory.digest import digest
 from rollplex.memory.header import HeaderPage
 from rollplex.memory.tensors import views
-from rollplex.protocol.common import Memory
+from rollplex.protocol.common import Kind, Memory, Parallel
 from rollplex_rollout.sglang import wire
+from rollplex_rollout.sglang.places import places
 from rollplex_rollout.sglang.remote import Door, RemoteMapping, RemoteWeights
 from rollplex_rollout.sglang.serving import Taken, WeightsServer, take
 
@@ -100,6 +101,19 @@ def test_both_sides_compute_the_same_digest(pair: Pair) -> None:
     assert pair.remote.digest() == digest(pair.node.actor, pair.node.table)
     pair.node.parameter(pair.node.table.entries[1].name).add_(1)
     assert pair.remote.digest() == digest(pair.node.actor, pair.node.table)
+
+
+def test_a_rank_is_told_its_places_and_digests_the_segment_of_its_device(pair: Pair) -> None:
+    node, parallel = pair.node, Parallel(rollout=2, device=1, rank=1, meet="unused")
+    rank = places(node.table, node.shape, parallel)
+    ref = node.segments.create(Kind.ACTOR_WEIGHTS, rank.total_bytes)
+    offer = offer_of(node, size_bytes=rank.total_bytes, parallel=parallel)
+    pair.remote.offer(offer, node.segments.descriptor(ref), 10.0)
+    assert pair.taken is not None
+    assert pair.taken.places == rank
+    mapping = node.segments.map_again(ref)
+    mapping.write(rank.total_bytes - 8, b"the last")
+    assert pair.remote.digest() == digest(mapping, node.table, rank.total_bytes)
 
 
 def test_parameters_are_looked_at_as_they_are_now(pair: Pair) -> None:
