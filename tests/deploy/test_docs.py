@@ -70,7 +70,7 @@ def test_what_a_page_for_newcomers_calls_our_key_is_one(name: str) -> None:
 
 
 def nav(items: list[Any]) -> list[str]:
-    found = []
+    found: list[str] = []
     for item in items:
         value = next(iter(item.values())) if isinstance(item, dict) else item
         found += nav(value) if isinstance(value, list) else [value]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +13,6 @@ from typing import Any
 import pytest
 
 from rollplex.config.trackers import MlflowSection, TrackersSection, TrackioSection, WandbSection
-from rollplex_coordinator.records.trackers import __main__ as process
 from rollplex_coordinator.records.trackers.__main__ import serve
 from rollplex_coordinator.records.trackers.backends import BACKENDS, MAX_PARAMETER
 from support.fake_trackers import write_packages
@@ -35,7 +35,7 @@ def serve_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serv
     monkeypatch.setenv("WANDB_MODE", "as it was")
     monkeypatch.setenv("TRACKIO_DIR", "as it was")
     monkeypatch.syspath_prepend(str(write_packages(tmp_path / "packages")))
-    monkeypatch.setattr(process.signal, "alarm", lambda _seconds: 0)
+    monkeypatch.setattr(signal, "alarm", lambda _seconds: 0)  # of this process, it would end the tests
 
     def run(backend: str, settings: dict[str, Any], *lines: object) -> tuple[int, Calls, list[dict[str, str]]]:
         begin = {

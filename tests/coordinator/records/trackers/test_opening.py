@@ -10,7 +10,6 @@ import pytest
 
 from rollplex.config.trackers import MlflowSection, TrackersSection, WandbSection
 from rollplex.errors import ConfigError
-from rollplex_coordinator.records.trackers import opening
 from rollplex_coordinator.records.trackers.opening import check_trackers, named, open_trackers
 from rollplex_coordinator.records.trackers.tracker import close_all
 from support.core import make_config
@@ -26,7 +25,7 @@ def test_none_is_on_by_default(model_folder: Path) -> None:
 def test_a_package_that_is_not_installed_is_refused_by_name(
     model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(opening.importlib.util, "find_spec", lambda name: None if name == "mlflow" else object())
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "mlflow" else object())
     check_trackers(make_config(model_folder, trackers={"wandb": {}}))
     with pytest.raises(ConfigError, match=r"trackers.mlflow needs a package .*pip install 'rollplex\[mlflow\]'"):
         check_trackers(make_config(model_folder, trackers={"wandb": {}, "mlflow": {}}))
