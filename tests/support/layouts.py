@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -49,9 +50,10 @@ rollouts = st.builds(
 class Segments:
     """The bytes of every device of a group."""
 
-    def __init__(self, plan: LayoutPlan) -> None:
+    def __init__(self, plan: LayoutPlan, contents: Sequence[NDArray[np.uint8]] | None = None) -> None:
+        """contents: of segments that are there; zeros unless given."""
         self.dtype = np.dtype(f"u{plan.item_bytes}")
-        self._bytes = [np.zeros(device.storage.total_bytes, np.uint8) for device in plan.devices]
+        self._bytes = list(contents or [np.zeros(device.storage.total_bytes, np.uint8) for device in plan.devices])
 
     def content(self, device: int) -> bytes:
         """All of a device's segment."""
@@ -108,6 +110,23 @@ def verify_target(training: LayoutPlan, target: LayoutPlan, shape: ModelShape, d
             assert not segments.at(transfer.target).any(), f"{transfer.parameter}: copied twice"
             segments.at(transfer.target)[...] = sources.at(transfer.source)
         _check_sampled(device, segments, sampled(model, shape, target.rollout, device.ranks.rollout))
+
+
+def check_contents(plan: LayoutPlan, contents: Sequence[NDArray[np.uint8]], model: Model, shape: ModelShape) -> int:
+    """Compare segments that are there, by device, with slices of the full tensors, as rollout and training read them.
+
+    Returns how many bytes of rollout parameters were copied to where they lie.
+
+    Raises:
+        AssertionError: a parameter that differs in a byte.
+    """
+    segments = Segments(plan, contents)
+    for device in plan.devices:
+        expected = sampled(model, shape, plan.rollout, device.ranks.rollout)
+        _check_aliases(device, segments, expected)
+        _check_sampled(device, segments, expected)
+        _check_trained(device, segments, trained(model, shape, plan.training, device.ranks.training))
+    return sum(transfer.size_bytes for device in plan.devices for transfer in transfers(device, trained_only=False))
 
 
 def _train(device: DevicePlan, segments: Segments, expected: Model) -> None:

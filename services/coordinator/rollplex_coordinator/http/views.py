@@ -42,6 +42,13 @@ class StartRequest(View):
     """How many, on top of those already wanted."""
 
 
+class SwapRequest(View):
+    """Replace a service between two iterations."""
+
+    command: Annotated[tuple[Annotated[str, Field(min_length=1, max_length=4_096)], ...], Field(min_length=1)]
+    """The program and its arguments; `--run-dir DIR --device NODE:INDEX --incarnation N` follow."""
+
+
 class StopRequest(View):
     """Stop iterating."""
 
@@ -103,6 +110,21 @@ class TrackerView(View):
     """Rows that it did not keep up with."""
 
 
+class SwapView(View):
+    """The newest replacement of a service."""
+
+    role: Role
+    command: tuple[str, ...]
+    state: Literal["testing", "passed", "swapped", "refused"]
+    """passed: it conforms, and takes the place at the next border between iterations."""
+    case: str = ""
+    """Where it was refused: a case of the conformance test, or `takeover`."""
+    got: str = ""
+    needed: str = ""
+    step: int | None = None
+    """The first iteration that it takes part in."""
+
+
 class StatusView(View):
     """Where the run stands."""
 
@@ -126,6 +148,8 @@ class StatusView(View):
     """None on host memory."""
     trackers: tuple[TrackerView, ...] = ()
     """Those of the configuration."""
+    swap: SwapView | None = None
+    """None: no service has been replaced."""
 
 
 class IterationView(View):
@@ -219,6 +243,10 @@ class ServiceView(View):
     heard_age_s: float | None = None
     """Since its last message; null before the first."""
     log_path: str = ""
+    command: tuple[str, ...] = ()
+    """Its program; empty if this coordinator did not start it."""
+    since_wall_s: float | None = None
+    """When it joined, as seconds since 1970."""
 
 
 class DigestView(View):
@@ -237,8 +265,10 @@ class DigestsView(View):
     @computed_field  # type: ignore[prop-decorator] # mypy does not know a decorated property (pydantic's own advice)
     @property
     def agree(self) -> bool:
-        """All see the same bytes at the same version."""
-        return len({(digest.version, digest.digest) for digest in self.digests}) <= 1
+        """All see the same version, and on each device the same bytes: one device's segment is not another's."""
+        seen = {(digest.service.partition("[")[2], digest.digest) for digest in self.digests}
+        one_version = len({digest.version for digest in self.digests}) <= 1
+        return one_version and len(seen) == len({place for place, _ in seen})
 
 
 class CheckpointView(View):
