@@ -155,6 +155,26 @@ def test_a_run_that_may_resume_begins_where_there_is_no_checkpoint_and_goes_on_w
     assert not steps or f"goes on after {steps[-1]} iterations" in said
 
 
+def test_a_tracker_that_is_not_installed_is_refused_before_the_run_directory_is_made(
+    model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "one", "answer": "1"}\n')
+    file = tmp_path / "config.yaml"
+    file.write_text(
+        f"model: {{path: {model_folder}}}\n"
+        "data: {path: rows.jsonl}\n"
+        "rewards: {functions: [{function: 'rollplex.demo.rewards:right'}]}\n"
+        "trackers: {mlflow: {}}\n"
+    )
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    options = Options(
+        config=file, run_dir=tmp_path / "run", iterations=1, serve=False, external_workers=False, die_with_parent=False
+    )
+    assert run(options, Signals(read_fd=-1, write_fd=-1, received=[])) == EXIT_CONFIG
+    assert "pip install 'rollplex[mlflow]'" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
 def _save(run_dir: Path, state: RunState) -> None:
     def write(inner: Path) -> None:
         (inner / "training").mkdir()
