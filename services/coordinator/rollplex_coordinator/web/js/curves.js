@@ -9,10 +9,10 @@ export const CURVES = [
   { name: "kl", title: "KL to the reference" },
   { name: "entropy", title: "Entropy" },
   { name: "completions/mean_length", title: "Response length", unit: "tokens" },
-  { name: "sampling/sampling_logp_difference/mean", title: "Log-probability gap, rollout and trainer" },
+  { name: "sampling/sampling_logp_difference/mean", title: "Log-probability gap" },
   { name: "loss", title: "Loss" },
   { name: "time/step_s", title: "Time of an iteration", unit: "s" },
-  { name: "time/prefix_in_window", title: "Prefix work hidden in the window", unit: "share" },
+  { name: "time/prefix_in_window", title: "Hidden prefix work", unit: "share" },
 ];
 export const NAMES = CURVES.map((curve) => curve.name);
 const HEIGHT = 150;

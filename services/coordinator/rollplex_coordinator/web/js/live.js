@@ -39,7 +39,7 @@ export class Live {
       if (Number.isInteger(count) && count >= 1) this.ask("iterations", { count }, `${plural(count, "more iteration", "more iterations")} asked for.`);
       else byId("said").textContent = "A whole number from 1 on.";
     });
-    byId("stop-after").addEventListener("click", () => this.ask("stop", { when: "after_iteration", exit: false }, "No further iteration begins; the run stays."));
+    byId("stop-after").addEventListener("click", () => this.ask("stop", { when: "after_iteration", exit: false }, "No further iteration begins."));
     byId("stop-end").addEventListener("click", () => this.ask("stop", { when: "after_iteration", exit: true }, "The run ends after this iteration."));
     byId("stop-now").addEventListener("click", () => byId("sure").showModal());
     byId("sure").addEventListener("close", () => {
