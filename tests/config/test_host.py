@@ -66,6 +66,12 @@ def test_the_budget_is_half_of_the_host_unless_it_is_given(make: Callable[..., C
     assert budget_bytes(make(memory={"budget": "2GiB"}), 8 * GIB) == GIB
 
 
+def test_each_worker_of_a_further_device_has_overhead_of_its_own(make: Callable[..., Config]) -> None:
+    one, two = make().overhead_bytes, make(parallel={"devices": 2}).overhead_bytes
+    apart = {"devices": 2, "placement": "disaggregated", "rollout_devices": 1}
+    assert (two - one, make(parallel=apart).overhead_bytes) == (3 * 320 * 2**20, one)
+
+
 def test_on_a_gpu_the_budget_is_all_that_is_free_and_the_overhead_that_of_contexts(make: Callable[..., Config]) -> None:
     cuda = {"kind": "cuda"}
     assert budget_bytes(make(device=cuda), 139 * GIB) == 131 * GIB

@@ -31,7 +31,7 @@ optimizer.max_grad_norm optimizer.schedule optimizer.warmup_steps optimizer.fina
 batching.decode_prompts batching.prefix_prompts batching.suffix_prompts
 device.kind device.gpu device.sharing device.prefix_share device.decode_share device.window
 parallel.devices parallel.training parallel.rollout parallel.placement parallel.rollout_devices
-memory.budget memory.overhead memory.prefix_activations
+memory.budget memory.overhead memory.optimizer memory.prefix_activations
 deadlines.start_s deadlines.ack_s deadlines.load_s deadlines.unit_s deadlines.update_s deadlines.checkpoint_s
 deadlines.leave_s
 http.host http.port http.allow_remote

@@ -45,8 +45,10 @@ def wide_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_degrees_that_the_model_cannot_have_are_refused_with_the_arithmetic(
     wide_folder: Path, parallel: dict[str, Any], arithmetic: str
 ) -> None:
-    with pytest.raises(ConfigError, match=arithmetic):
+    with pytest.raises(ConfigError, match=arithmetic) as caught:
         check_degrees(make_config(wide_folder, parallel=parallel), OPTIONS)
+    assert caught.value.where.startswith("parallel")
+    assert "Change parallel.training" in caught.value.do or "Take a degree" in caught.value.do
 
 
 def test_training_needs_whole_heads_of_keys_and_values(model_folder: Path) -> None:

@@ -53,6 +53,15 @@ def check_shape(config: Config, shape: ModelShape) -> None:
         sides = [(parallel.training,) * 2 + (border,), (parallel.rollout,) * 2 + (parallel.rollout_devices,)]
     else:
         sides = [(parallel.training, parallel.rollout, border)]
-    for training, rollout, devices in sides:
-        check(shape, TrainingLayout(degree=training), RolloutLayout(degree=rollout), devices=devices)
-    rank_shape(shape, parallel.training)
+    try:
+        for training, rollout, devices in sides:
+            check(shape, TrainingLayout(degree=training), RolloutLayout(degree=rollout), devices=devices)
+        rank_shape(shape, parallel.training)
+    except ConfigError as error:  # which does not know what the configuration calls it
+        raise ConfigError(
+            error.what,
+            got=error.got,
+            needed=error.needed,
+            do=error.do or "Change parallel.training, parallel.rollout or parallel.devices.",
+            where=f"parallel.{error.where}" if error.where else "parallel",
+        ) from None

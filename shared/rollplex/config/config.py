@@ -33,6 +33,8 @@ from rollplex.config.trackers import TrackersSection
 HOST_OVERHEAD_BYTES = 1280 * 2**20
 """What a node's processes were seen to hold on a host before any tensor: 0.3 GiB for each of three workers (torch,
 transformers), the rest for the others."""
+WORKER_OVERHEAD_BYTES = 320 * 2**20
+"""The same of each worker beyond those of one device."""
 GPU_OVERHEAD_BYTES = 8 * 2**30
 """Of HBM, beside leases: CUDA contexts of three workers and modules of their kernels, the MPS server, SGLang's graphs
 and buffers."""
@@ -91,7 +93,14 @@ class Config(Section):
         """`memory.overhead`, resolved."""
         if self.memory.overhead is not None:
             return self.memory.overhead
-        return GPU_OVERHEAD_BYTES if self.device.kind == "cuda" else HOST_OVERHEAD_BYTES
+        if self.device.kind == "cuda":
+            return GPU_OVERHEAD_BYTES
+        return HOST_OVERHEAD_BYTES + (self.parallel.workers - 3) * WORKER_OVERHEAD_BYTES
+
+    @property
+    def state_beside_gpu(self) -> bool:
+        """Whether the optimizer's state lies in host memory while the rest is on a GPU."""
+        return self.device.kind == "cuda" and self.memory.optimizer == "host"
 
     @property
     def needs_reference(self) -> bool:

@@ -103,6 +103,11 @@ class ParallelSection(Section):
     """Devices that only sample, if the placement is disaggregated."""
 
     @property
+    def workers(self) -> int:
+        """Processes that compute: a trainer and a prefix where it is trained, a rollout where it is sampled."""
+        return 2 * (self.devices - self.rollout_devices) + (self.rollout_devices or self.devices)
+
+    @property
     def replicas(self) -> int:
         """Teams of trainer and prefix; at least 1, also before the degrees are checked."""
         return max(1, (self.devices - self.rollout_devices) // self.training)
@@ -121,11 +126,15 @@ class MemorySection(Section):
     host or our control group has, if that is less."""
     overhead: Size | None = None
     """Bytes of the budget set aside for what no lease covers: the processes themselves, and on a GPU their contexts,
-    graphs and buffers. Absent: what was measured (1280 MiB on a host, 8 GiB on a GPU)."""
+    graphs and buffers. Absent: what was measured (1280 MiB on a host, 320 MiB more for each worker beyond three, 8 GiB
+    on a GPU)."""
     prefix_activations: Literal["keep", "layers", "recompute", "recompute_layers"] = "keep"
     """What an actor prefix keeps between its forward and its backward: everything, the inputs of its layers, or
     nothing. What is not kept is computed again; with recompute all at once, with recompute_layers a layer at a time,
     which takes the least memory and the most time."""
+    optimizer: Literal["device", "host"] = "device"
+    """Where the optimizer's state lies. host: in host memory, and it passes through the GPU in pieces while the weights
+    are stepped: slower, with the same result, and a GPU that is free of it."""
 
 
 class DeadlinesSection(Section):
