@@ -16,7 +16,7 @@ EVERY_ROLE = ("rollout", "prefix", "trainer")
 BROKEN = (
     ("tries_no_secret_again", "rollout", "handshake_secret"),
     ("insists", "rollout", "handshake_refused"),
-    ("another_schema", "rollout", "handshake"),
+    ("another_schema", "rollout", "hello"),
     ("late_received", "rollout", "received"),
     ("doubled_received", "rollout", "received"),
     ("no_alive", "rollout", "alive"),

@@ -45,6 +45,10 @@ ALL: list[Event] = [
     events.ServiceDied(
         service="prefix[0:1]", role=Role.PREFIX, incarnation=1, pid=12, how="killed by SIGKILL", phase="SCORE"
     ),
+    events.ServiceSwapped(
+        role=Role.ROLLOUT, command=("serve",), replaced=("python",), incarnation=2, step=3, version=3, took_s=2.5
+    ),
+    events.SwapRefused(role=Role.ROLLOUT, command=("serve",), case="drain", got="a unit", needed="none"),
     events.PhaseEntered(phase="ROLLOUT", start_s=1.5, step=4),
     events.IterationStarted(step=4, version=4, rows=(8, 9)),
     events.UnitDone(

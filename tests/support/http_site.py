@@ -36,6 +36,7 @@ from rollplex_coordinator.http.views import (
     LedgerView,
     ServiceView,
     StatusView,
+    SwapView,
     TrackerView,
     WaitView,
 )
@@ -113,6 +114,10 @@ class FakeControl:
             ServiceView(service="trainer[0:0]", role=Role.TRAINER, device="0:0", incarnation=1, pid=7, state="busy"),
             ServiceView(service="prefix[0:0]", role=Role.PREFIX, device="0:0", incarnation=2, pid=8, state="dead"),
         )
+
+    def swap(self, role: Role, command: tuple[str, ...]) -> SwapView:
+        self._note("swap", role, command)
+        return SwapView(role=role, command=command, state="testing")
 
     def digests(self) -> DigestsView:
         self._note("digests")

@@ -152,6 +152,10 @@ def work(service, inbox, send):  # one instruction after the other; section 5
 
 
 def main():  # section 4: this thread acknowledges while the other one computes
+    inbox, outbox = queue.SimpleQueue(), queue.SimpleQueue()
+    send = lambda kind, **fields: outbox.put({"type": kind, **fields})
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: send("Leaving", reason="SIGTERM"))
     args = {"--device": "0:0", "--incarnation": "1", **dict(zip(sys.argv[1::2], sys.argv[2::2]))}
     run_dir, device, number = (args[name] for name in ("--run-dir", "--device", "--incarnation"))
     stream, hello, welcome = join(run_dir, device, int(number))
@@ -161,11 +165,7 @@ def main():  # section 4: this thread acknowledges while the other one computes
     dealer.connect(f"ipc://{run_dir}/sockets/control.sock")
     dealer.send(hello)
     dealer.recv()  # Welcome
-    inbox, outbox = queue.SimpleQueue(), queue.SimpleQueue()
     (ended := select.poll()).register(stream, select.POLLRDHUP)
-    send = lambda kind, **fields: outbox.put({"type": kind, **fields})
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: send("Leaving", reason="SIGTERM"))
     Thread(target=work, args=(Rollout(stream, send), inbox, send), daemon=True).start()
     progress, alive_s, end_s, code = 0, 0.0, np.inf, 0
     while time.monotonic() < end_s and not ended.poll(0):

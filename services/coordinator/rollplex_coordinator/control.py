@@ -6,6 +6,7 @@ Owns the views of the live run. What a request changes is `Work`'s; history come
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from rollplex.protocol.common import Device, DigestReply, DigestRequest, Role
 from rollplex_coordinator.decisions.fleet import WORKERS
 from rollplex_coordinator.decisions.gate import Gate
 from rollplex_coordinator.decisions.leases import LedgerView as Books
+from rollplex_coordinator.decisions.swap import Swap, Swaps
 from rollplex_coordinator.decisions.work import Work
 from rollplex_coordinator.http.history import iteration_view
 from rollplex_coordinator.http.views import (
@@ -32,6 +34,7 @@ from rollplex_coordinator.http.views import (
     LedgerView,
     ServiceView,
     StatusView,
+    SwapView,
     TrackerView,
     WaitView,
 )
@@ -46,7 +49,8 @@ HEALTH_S = 2.0
 
 
 class CoreControl:
-    """Implements `http.control.Control`. `memory` and `gate` are set once the node has got so far."""
+    """Implements `http.control.Control`. `memory` and `gate` are set once the node has got so far, `swaps` and
+    `begin_swap` by whoever replaces services."""
 
     def __init__(self, node: Node, work: Work) -> None:
         self.memory: Memory | None = None
@@ -55,6 +59,8 @@ class CoreControl:
         self._work = work
         self._started_wall_s = time.time()
         self._digests_wanted: list[Future[DigestsView]] = []
+        self.swaps: Swaps | None = None
+        self.begin_swap: Callable[[Role, Sequence[str]], Swap] | None = None
         self._digests: dict[Future[DigestsView], dict[int, DigestView | None]] = {}
         node.link.on(DigestReply, self._on_digest)
 
@@ -93,6 +99,16 @@ class CoreControl:
             return self._status()
 
         return self._node.mailbox.call(do, "request a checkpoint", CALL_S)
+
+    def swap(self, role: Role, command: tuple[str, ...]) -> SwapView:
+        def do() -> SwapView:
+            if self.begin_swap is None or self.gate is None:
+                raise StateError(
+                    "the services have not loaded yet", got=f"a replacement of {role}", needed="a loaded node"
+                )
+            return _swap_view(self.begin_swap(role, command))
+
+        return self._node.mailbox.call(do, f"replace {role}", CALL_S)
 
     def digests(self) -> DigestsView:
         return self._node.mailbox.call_later(
@@ -178,6 +194,7 @@ class CoreControl:
             started_wall_s=self._started_wall_s,
             waiting=tuple(waits),
             gpu=self._gpu(),
+            swap=None if self.swaps is None or self.swaps.newest is None else _swap_view(self.swaps.newest),
             trackers=tuple(
                 TrackerView(name=item.name, state=item.state, detail=item.detail, dropped_rows=item.dropped_rows)
                 for item in record.trackers
@@ -222,6 +239,8 @@ class CoreControl:
             busy_with=busy[0] if busy else "",
             heard_age_s=None if heard is None else max(0.0, time.monotonic() - heard),
             log_path=str(child.log_path) if child else "",
+            command=self._node.supervisor.command(role) if child else (),
+            since_wall_s=self._node.joined_wall_s.get(self._node.fleet.name(role, device)),
         )
 
     def _ledger(self) -> LedgerView:
@@ -312,3 +331,15 @@ class CoreControl:
                     del self._digests[future]
                     if not future.done():
                         future.set_result(DigestsView(digests=tuple(views)))
+
+
+def _swap_view(swap: Swap) -> SwapView:
+    return SwapView(
+        role=swap.role,
+        command=swap.command,
+        state=swap.stage.value,
+        case=swap.case,
+        got=swap.got,
+        needed=swap.needed,
+        step=swap.step,
+    )

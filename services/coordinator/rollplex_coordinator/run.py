@@ -49,6 +49,7 @@ from rollplex_coordinator.steps.checkpointing import Checkpoints
 from rollplex_coordinator.steps.context import Context
 from rollplex_coordinator.steps.evaluate import Evaluation
 from rollplex_coordinator.steps.iteration import Iteration
+from rollplex_coordinator.swapping import Swapping
 from rollplex_coordinator.telling import EXIT_ERROR, exit_code, log_to_terminal, say, told
 from rollplex_coordinator.verify.check import checked, verify
 
@@ -134,6 +135,8 @@ class _Run:
         self._work = Work(self._first if wanted is None else wanted, serve=options.serve, done=self._first)
         self._control = CoreControl(self._node, self._work)
         self._progress = Progress() if options.dry_run else make_progress(sys.stderr, self._control.look)
+        self._swapping = Swapping(self._node, self._work, self._control)
+        self._control.swaps, self._control.begin_swap = self._swapping.swaps, self._swapping.ask
         self._pulse = Pulse(claimed.run_dir.path)
         self._node.link.after_turn = self._after_turn
         self._checkpoints: Checkpoints | None = None
@@ -170,6 +173,7 @@ class _Run:
         """Whatever happened: tell the journal, the API's callers and the workers, in this order."""
         node = self._node
         self._signals.escalate = self._kill_all
+        self._end_swapping()
         self._note(RunEnded(run=node.run_id, exit_code=code, reason=reason))
         node.link.hub.unwatch_all()
         node.mailbox.close()
@@ -179,6 +183,13 @@ class _Run:
             log.warning("%s", error)
         try:
             node.end("the run ended" if code == 0 else "the run was stopped or failed; the coordinator says why")
+        except JournalError as error:
+            log.error("%s", error)
+
+    def _end_swapping(self) -> None:
+        """A replacement that is under way; a journal that fails must not keep the end from happening."""
+        try:
+            self._swapping.close()
         except JournalError as error:
             log.error("%s", error)
 
@@ -238,11 +249,12 @@ class _Run:
             state = self._resumption.state
             checkpoints.adopt(folders(self._resumption.folder.parent), state.step, state.version)
         while not self._work.last:
+            self._swapping.at_border(context)
             if self._work.iterate:
                 self._iterate(context, checkpoints)
             else:
                 say("rollplex: waiting for `rollplex start N` (POST /iterations)")
-                node.link.pump(lambda: self._work.iterate or self._work.checkpoint_wanted or self._work.last)
+                node.link.pump(lambda: self._awaited)
             if self._work.checkpoint_wanted:
                 self._work.checkpoint_wanted = False
                 checkpoints.save()
@@ -250,6 +262,12 @@ class _Run:
             self._evaluate(context, step=self._work.done, last=True)
             if config.checkpoint.at_end:
                 checkpoints.save()
+
+    @property
+    def _awaited(self) -> bool:
+        """Something that a run without work waits for is there."""
+        work = self._work
+        return work.iterate or work.checkpoint_wanted or work.last or self._swapping.due
 
     def _write_config(self) -> None:
         """config.yaml, whole or not at all; of a run that goes on only once it was accepted."""

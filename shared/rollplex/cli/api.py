@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
@@ -54,6 +54,18 @@ class Tracker(Struct, frozen=True, kw_only=True):
     dropped_rows: int
 
 
+class Swap(Struct, frozen=True, kw_only=True):
+    """The newest replacement of a service."""
+
+    role: str
+    command: tuple[str, ...]
+    state: str
+    case: str = ""
+    got: str = ""
+    needed: str = ""
+    step: int | None = None
+
+
 class Status(Struct, frozen=True, kw_only=True):
     """Where the run stands (GET /status)."""
 
@@ -69,6 +81,7 @@ class Status(Struct, frozen=True, kw_only=True):
     waiting: tuple[Wait, ...]
     gpu: Gpu | None = None
     trackers: tuple[Tracker, ...] = ()
+    swap: Swap | None = None
 
 
 class Device(Struct, frozen=True, kw_only=True):
@@ -108,6 +121,8 @@ class Service(Struct, frozen=True, kw_only=True):
     state: str
     busy_with: str
     log_path: str
+    command: tuple[str, ...] = ()
+    since_wall_s: float | None = None
 
 
 class _Iteration(Struct, frozen=True, kw_only=True):
@@ -170,6 +185,10 @@ class Api:
     def stop(self, *, now: bool, leave: bool) -> Status:
         """Stop now or after the iteration, and end the run or stay."""
         return self._ask("POST", "/stop", Status, {"when": "now" if now else "after_iteration", "exit": leave})
+
+    def swap(self, role: str, command: Sequence[str]) -> Swap:
+        """Replace a service between two iterations, if the newcomer conforms."""
+        return self._ask("POST", f"/services/{role}/swap", Swap, {"command": list(command)})
 
     def close(self) -> None:
         """End the connections."""

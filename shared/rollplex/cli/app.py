@@ -24,9 +24,12 @@ from rollplex.cli.commands.logs import logs
 from rollplex.cli.commands.plan import plan
 from rollplex.cli.commands.rewards import rewards
 from rollplex.cli.commands.runs import runs
+from rollplex.cli.commands.services import services
 from rollplex.cli.commands.start import start
 from rollplex.cli.commands.status import status
 from rollplex.cli.commands.stop import stop
+from rollplex.cli.commands.swap import SETTINGS as SWAP_SETTINGS
+from rollplex.cli.commands.swap import swap
 from rollplex.cli.commands.trace import trace
 from rollplex.cli.commands.tune import tune
 from rollplex.cli.commands.up import up
@@ -48,6 +51,8 @@ app = typer.Typer(
 
 for command in (demo, up, status, start, stop, down, logs, runs, history, doctor, plan, trace, verify):
     app.command()(command)
+app.command()(services)
+app.command(context_settings=SWAP_SETTINGS)(swap)
 app.command(context_settings=SETTINGS)(conformance)
 app.add_typer(config)
 app.add_typer(checkpoint)

@@ -12,7 +12,7 @@ from typing import TextIO
 import msgspec
 from msgspec import Struct
 
-from rollplex.cli.api import Api, Device, Gpu, Ledger, Service, Status, Tracker, Wait, connect
+from rollplex.cli.api import Api, Device, Gpu, Ledger, Service, Status, Swap, Tracker, Wait, connect
 from rollplex.cli.interrupts import Interrupted, interruptible
 from rollplex.cli.summary import State, Summary, summarize
 from rollplex.errors import StateError, WaitError
@@ -200,6 +200,15 @@ def _live(summary: Summary, live: Live) -> Iterator[tuple[str, str]]:
         busy = f": {service.busy_with}" if service.busy_with else ""
         again = f", started {service.incarnation} times" if service.incarnation > 1 else ""
         yield "service", f"{service.service} {service.state}{busy} (pid {service.pid}{again})"
+    if status.swap is not None:
+        yield "swap", _swap(status.swap)
+
+
+def _swap(swap: Swap) -> str:
+    program = " ".join(swap.command)
+    if swap.state == "refused":
+        return f"{swap.role} by {program}: refused by {swap.case}: got {swap.got}; needed {swap.needed}"
+    return f"{swap.role} by {program}: {swap.state}" + ("" if swap.step is None else f" from iteration {swap.step + 1}")
 
 
 def _ended(summary: Summary) -> Iterator[tuple[str, str]]:

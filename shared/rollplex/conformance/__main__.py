@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 
@@ -29,6 +30,7 @@ def main() -> int:
     parser.add_argument("role", choices=[Role.ROLLOUT, Role.PREFIX, Role.TRAINER])
     parser.add_argument("command", nargs=argparse.REMAINDER)
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))  # what it started ends with it
     limits = replace(Limits(), received_s=args.received_s, grace_s=args.grace_s)
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:

@@ -39,11 +39,12 @@ KILLED_S = 5.0
 BESIDE: Final = (Prefilled, GroupFinished)
 
 REFUSED: Final = {
+    "hello": "its hello says the protocol, schema hash, role, device, incarnation and secret that it should",
     "handshake_secret": "refused for its secret, it reads the file again and tries again",
     "handshake_refused": "refused for its protocol, it ends with exit code 1 and does not try again",
 }
 BEGINNING: Final = {
-    "handshake": "it says hello on the stream, then on the ROUTER: protocol, schema hash, role, device, incarnation",
+    "handshake": "it says hello on the stream, and then on the ROUTER under its identity",
     "load": "it loads before anybody has filled the weights, and says how large the segment is",
 }
 WIRE: Final = {
@@ -133,6 +134,11 @@ class Sittings:
         needed = "exit code 1 soon after it was refused"
 
         def judge() -> None:
+            with self._sheet.case("hello", REFUSED):
+                sitting.until(lambda: bool(sitting.line.hellos), self._limits.start_s, "a hello on the stream")
+                wrong = sitting.line.wrong_hello
+                if wrong is not None:
+                    raise Violation(f"another {wrong.reason}: {wrong.yours or 'not told'}", wrong.ours or "the file's")
             with self._sheet.case("handshake_secret", REFUSED):
                 sitting.until(lambda: len(sitting.line.hellos) > 1, self._limits.start_s, "a second hello")
             with self._sheet.case("handshake_refused", REFUSED):

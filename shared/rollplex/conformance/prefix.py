@@ -198,11 +198,13 @@ class PrefixKit:
 
     def _lease_bytes(self, which: Which) -> int:
         world = self._world
-        size = {"rows": len(world.slots), "tokens": max(slot.tokens for slot in world.slots)}
+        rows, tokens = len(world.slots), max(slot.tokens for slot in world.slots)
         if which is Which.REFERENCE:
-            return kv_bytes(world.shape, dtype=DTYPE, **size)
+            return kv_bytes(world.shape, rows=rows, tokens=tokens, dtype=DTYPE)
         grids = [(m.frames, m.height, m.width) for slot in world.slots for m in slot.media]
-        return prefix_activation_bytes(world.shape, grids=grids, freeze_vision=False, dtype=DTYPE, **size)
+        return prefix_activation_bytes(
+            world.shape, rows=rows, tokens=tokens, grids=grids, freeze_vision=False, dtype=DTYPE
+        )
 
 
 def _numbers(value: Tensor) -> np.ndarray:

@@ -243,7 +243,8 @@ class Sitting:
 
     def of(self, cause: int, *kinds: type) -> list[Any]:
         """Messages of these types for a cause."""
-        return [h.message for h in self.line.heard if isinstance(h.message, kinds) and h.message.cause == cause]
+        found = [heard.message for heard in self.line.heard if isinstance(heard.message, kinds)]
+        return [message for message in found if getattr(message, "cause", None) == cause]
 
     def leave(self) -> None:
         """Leave, and exit code 0 in time."""

@@ -181,11 +181,13 @@ class World:
     def distributions(self, plain: Model, responses: Responses, temperature: float) -> list[NDArray[np.float64]]:
         """Per sample [R, vocab]: the log-probability of each id at each place, by the one definition."""
         batch = self.batch([next(slot for slot in self.slots if slot.group == responses.group)])
-        tokens = torch.from_numpy(np.frombuffer(responses.tokens, "<i4").astype(np.int64))
+        tokens = np.frombuffer(responses.tokens, "<i4").astype(np.int64)
         out = []
-        for response in tokens.split(list(responses.lengths)):
+        for response in np.split(tokens, np.cumsum(responses.lengths)[:-1]):
             with torch.no_grad():
-                logits = whole_hidden(plain, batch, response) @ plain.lm_head.weight[: self.shape.vocab].T
+                logits = (
+                    whole_hidden(plain, batch, torch.from_numpy(response)) @ plain.lm_head.weight[: self.shape.vocab].T
+                )
                 rows = log_probabilities(logits, temperature=temperature, never_sampled=self.spec.never_sampled)
             out.append(rows.double().numpy())
         return out

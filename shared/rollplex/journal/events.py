@@ -40,6 +40,7 @@ class StopWhen(StrEnum):
 
 Metrics: TypeAlias = dict[Name, float | None]
 """Name to value, TRL's names where TRL has the quantity; None is a value that was not finite."""
+Command: TypeAlias = Annotated[tuple[Name, ...], Meta(max_length=MAX_ITEMS)]
 Groups: TypeAlias = Annotated[tuple[Count, ...], Meta(max_length=MAX_ITEMS)]
 """Indices of groups within the step."""
 
@@ -150,6 +151,27 @@ class ServiceDied(Struct, frozen=True, kw_only=True, tag=True):
     phase: Name
     step: Count | None = None
     log_path: Name = ""
+
+
+# Another program has a service's place. `replaced`: the one before it. From iteration `step` on; the weights stay those
+# of `version`. took_s: that the run waited for it.
+class ServiceSwapped(Struct, frozen=True, kw_only=True, tag=True):
+    role: Role
+    command: Command
+    replaced: Command
+    incarnation: Count
+    step: Count
+    version: Count
+    took_s: float
+
+
+# A program was to have a service's place and has not got it. `case`: of `rollplex conformance`, or `takeover`.
+class SwapRefused(Struct, frozen=True, kw_only=True, tag=True):
+    role: Role
+    command: Command
+    case: Name
+    got: Name
+    needed: Name
 
 
 # --- one iteration ------------------------------------------------------------------------------------------------
@@ -348,6 +370,8 @@ Event: TypeAlias = (
     | StageDone
     | ServiceReady
     | ServiceDied
+    | ServiceSwapped
+    | SwapRefused
     | PhaseEntered
     | IterationStarted
     | UnitDone

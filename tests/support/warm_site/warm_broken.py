@@ -194,6 +194,18 @@ def leaves_a_file() -> None:
     Path(place, "forgotten").write_text("x")
 
 
+def dies_in_a_real_run() -> None:
+    """It conforms: only where no test is does it end."""
+    plain = runtime._serve
+
+    def serve(messages: Any, make: Any) -> int:
+        if messages._endpoint.find("/rpx-") < 0:
+            os._exit(7)
+        return plain(messages, make)
+
+    runtime._serve = serve
+
+
 # --- readers ------------------------------------------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from rollplex.journal.events import StopWhen
+from rollplex.protocol.common import Role
 from rollplex_coordinator.http.views import (
     CheckpointView,
     DigestsView,
@@ -19,6 +20,7 @@ from rollplex_coordinator.http.views import (
     LedgerView,
     ServiceView,
     StatusView,
+    SwapView,
 )
 
 
@@ -60,6 +62,10 @@ class Control(Protocol):
 
     def services(self) -> tuple[ServiceView, ...]:
         """Every service process, dead ones too."""
+        ...
+
+    def swap(self, role: Role, command: tuple[str, ...]) -> SwapView:
+        """Replace a service at a border between iterations, if the newcomer conforms. Returns once that is noted."""
         ...
 
     def digests(self) -> DigestsView:

@@ -86,6 +86,7 @@ class Link:
         self._handlers: dict[type, Callable[[Peer, Any], None]] = {}
         self._ready: dict[str, Callable[[], None]] = {}
         self._events: deque[Event] = deque()
+        self._dismissed: set[Peer] = set()
         self._stop: StopRun | None = None
         self._stop_asked_s = 0.0
         self._atomic = False
@@ -157,6 +158,25 @@ class Link:
                 self.hub.send(peer, Leave(reason=reason))
             except ProtocolError as error:
                 log.debug("%s is gone already: %s", peer, error)
+
+    def dismiss(self, role: Role, device: Device, reason: str, deadline_s: float) -> None:
+        """Have one worker leave, for another program to take its place; nothing of it is heard any more. Whatever else
+        happens meanwhile is handled at the next turn."""
+        self.waits.drop_peer(_text(role, device))
+        peer = self._peers.pop((role, device), None)
+        if peer is None:
+            return
+        self._dismissed.add(peer)
+        end, there = self._clock() + deadline_s, True
+        try:
+            self.hub.send(peer, Leave(reason=reason))
+        except ProtocolError as error:
+            log.debug("%s is gone already: %s", peer, error)
+        while there and (left := end - self._clock()) > 0:
+            events = self.hub.poll(min(left, ENDING_TICK_S))
+            there = Gone(peer=peer) not in events and not self._supervisor.exit_text(role, device)
+            self._events.extend(events)
+        self.hub.disconnect(peer)
 
     def await_ends(self, deadline_s: float, children_run: Callable[[], bool]) -> list[Peer]:
         """After `leave_all`: wait until all streams have ended and no child runs; returns who is still there.
@@ -281,9 +301,11 @@ class Link:
             for team in teams
             for device in (team.devices if answer in OF_A_DEVICE else (team.leader,))
         ]
-        self.pump(lambda: len(answers) == len(wanted))
-        if before is not None:
-            self._handlers[answer] = before
+        try:
+            self.pump(lambda: len(answers) == len(wanted))
+        finally:
+            if before is not None:
+                self._handlers[answer] = before
         return [answers[place] for place in wanted]
 
     def _one(self, role: Role, what: str) -> Team:
@@ -353,6 +375,8 @@ class Link:
 
     def _handle(self, event: Event) -> None:
         if isinstance(event, Arrived | Gone):
+            if event.peer in self._dismissed:
+                return
             place = (event.peer.role, event.peer.device)
             if self._peers.get(place, event.peer) != event.peer:
                 return  # of a process that has been replaced

@@ -8,9 +8,9 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from rollplex.config.config import Config
 from rollplex.config.host import memory_limit_bytes
@@ -21,7 +21,7 @@ from rollplex.memory.segment import backend
 from rollplex.protocol.claim import Claim
 from rollplex.protocol.common import Device, Role
 from rollplex.protocol.handshake import Welcome
-from rollplex_coordinator.decisions.fleet import DEVICE, WORKERS, fleet_of
+from rollplex_coordinator.decisions.fleet import DEVICE, WORKERS, Team, fleet_of
 from rollplex_coordinator.memory.holder import Holder
 from rollplex_coordinator.memory.leasing import Memory
 from rollplex_coordinator.memory.observer import Observer
@@ -66,6 +66,10 @@ class Node:
         self.supervisor = Supervisor(self.run_dir, config.run.threads, commands(config), self.fleet)
         self.observer: Observer | None = None
         """Of the GPU's memory, from LOAD on."""
+        self.loads: dict[Role, tuple[Team, Callable[[int, int], Any]]] = {}
+        """By role, from LOAD on: what has its first team load."""
+        self.joined_wall_s: dict[str, float] = {}
+        """By the name of a process, since when it takes part: seconds since 1970."""
         self._options = options
         self._starting: dict[str, float] = {}
         self._first_start_s = time.monotonic()
@@ -184,6 +188,19 @@ class Node:
             )
         )
 
+    @property
+    def external_workers(self) -> bool:
+        """Somebody else starts the workers."""
+        return self._options.external_workers
+
+    def dismiss(self, role: Role, reason: str) -> None:
+        """End the one process of a role, for another program to take its place."""
+        child = self.supervisor.child(role)
+        if child is not None:
+            self.link.unwatch(child.pidfd, f"death of {self.fleet.name(role, child.device)}")
+        self.link.dismiss(role, DEVICE, reason, self.config.deadlines.leave_s)
+        self.supervisor.kill(role)
+
     def end(self, reason: str) -> None:
         """Everybody leaves; who does not within the grace time is killed, if it is ours. Then everything is closed. A
         step that raises keeps none of the others from happening: a daemon or segment that stayed would keep the GPU."""
@@ -220,6 +237,7 @@ class Node:
 
     def _joined(self, peer: Peer) -> None:
         name = self.fleet.name(peer.role, peer.device)
+        self.joined_wall_s[name] = time.time()
         if name in self._starting:
             self.record.stage(f"{name} process", self._starting.pop(name))
             if not self._starting:

@@ -89,12 +89,19 @@ class Supervisor:
         self.free_gpu: Callable[[int], None] | None = None
         """Called with the pid of a worker that did not end by SIGTERM; None: there is no such way."""
 
+    def command(self, role: Role) -> tuple[str, ...]:
+        """The program of a role."""
+        return tuple(self._commands.get(role) or (sys.executable, "-m", MODULES[role]))
+
+    def use(self, role: Role, command: Sequence[str]) -> None:
+        """Start this program for a role from now on."""
+        self._commands = {**self._commands, role: tuple(command)}
+
     def start(self, role: Role, device: Device) -> Child:
         """Start one child."""
         name = self._fleet.name(role, device)
         incarnation = self._incarnations[name] = self._incarnations.get(name, 0) + 1
-        program = list(self._commands.get(role) or [sys.executable, "-m", MODULES[role]])
-        command = [*program, "--run-dir", str(self._run_dir), "--device", str(device)]
+        command = [*self.command(role), "--run-dir", str(self._run_dir), "--device", str(device)]
         command += ["--incarnation", str(incarnation)]
         log_path = self.log_path(role, device)
         log_path.parent.mkdir(exist_ok=True)

@@ -110,6 +110,7 @@ def load_models(
         restore=restore,
         meets={} if fleet.single else meeting_files(node.run_dir, fleet),
     ).all
+    node.loads = {team.role: (team, make) for team, make in reversed(loads)}
     answers = node.link.call_teams(loads, "load the model", config.deadlines.load_s, Loaded, loaded)
     found = _checked(answers, [team for team, _ in loads], sizes, fleet)
     if pool is not None:

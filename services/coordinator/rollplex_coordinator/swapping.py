@@ -1,0 +1,186 @@
+"""Replacing a reader of the weights by another program between two iterations, while the run goes on.
+
+    asked ─► conformance test beside the run ─► border ─► Drain, Leave ─► start, join, load ─► same digest? ─► gate
+                        │ a case fails                        anything of these goes wrong │
+                        ▼                                                                  ▼
+                   SwapRefused                                          the old program again, SwapRefused
+
+Owns the order of these. What may be replaced, and how far it has got, is `decisions.swap`'s. A trainer is not replaced.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+
+from rollplex.errors import EngineError, ModelError, ProtocolError, ServiceDied, StateError, WaitError
+from rollplex.journal.events import ServiceReady, ServiceSwapped, SwapRefused
+from rollplex.protocol.common import DigestReply, DigestRequest, Drain, Drained, Loaded, Role
+from rollplex_coordinator.control import CoreControl
+from rollplex_coordinator.decisions.swap import TAKEOVER, Surroundings, Swap, Swaps
+from rollplex_coordinator.decisions.work import Work
+from rollplex_coordinator.processes.link import WorkerDied, WorkerFailed
+from rollplex_coordinator.processes.node import Node
+from rollplex_coordinator.processes.tester import Tester
+from rollplex_coordinator.steps.context import Context
+from rollplex_coordinator.telling import say
+
+TAG = "conformance test"
+WENT_WRONG = (WorkerFailed, ServiceDied, WaitError, ModelError, EngineError, ProtocolError, StateError)
+"""What a newcomer can do to whoever lets it in."""
+
+log = logging.getLogger("rollplex.coordinator")
+
+
+class Swapping:
+    """The replacements of one run. All in the core's thread."""
+
+    def __init__(self, node: Node, work: Work, control: CoreControl) -> None:
+        self._node, self._work, self._control = node, work, control
+        config = node.config
+        self.swaps = Swaps(
+            Surroundings(
+                single=node.fleet.single,
+                external_workers=node.external_workers,
+                gpu=node.device is not None,
+                pools=config.rollout.engine == "sglang",
+            )
+        )
+        self._tester: Tester | None = None
+
+    @property
+    def due(self) -> bool:
+        """A newcomer waits for a border."""
+        return self.swaps.due is not None
+
+    def ask(self, role: Role, command: Sequence[str]) -> Swap:
+        """Begin to replace a service: its test starts now.
+
+        Raises:
+            StateError: it cannot be replaced, or not now.
+        """
+        swap = self.swaps.ask(role, command, stopping=self._work.stopping is not None)
+        self._tester = Tester(self._node.run_dir, role, command)
+        self._node.link.watch(self._tester.pidfd, TAG, self._tested)
+        say(f"rollplex: {role} is to be replaced by {' '.join(command)}: testing it")
+        return swap
+
+    def at_border(self, context: Context) -> None:
+        """Between two iterations: exchange what waits for it.
+
+        Raises:
+            RollplexError: neither the newcomer nor the old program could take the place.
+        """
+        swap = self.swaps.due
+        if swap is None:
+            return
+        node, role, start_s = self._node, swap.role, time.monotonic()
+        old = node.supervisor.command(role)
+        self._control.gate = None  # nobody asks for digests meanwhile
+        try:
+            self._dismiss(context, role)
+            try:
+                self._let_in(context, role, swap.command)
+            except WENT_WRONG as error:
+                if _role_of(error) not in {None, role}:
+                    raise  # somebody else's end is not the newcomer's fault
+                log.warning("%s could not be replaced: %s", role, error)
+                node.dismiss(role, "it could not take this place")
+                self._let_in(context, role, old)
+                self._refuse(TAKEOVER, str(error), "a service that joins, loads and sees the same weights")
+                return
+        finally:
+            self._control.gate = context.gate
+        self.swaps.swapped(self._work.done)
+        peer = node.link.peers[role]
+        node.record.append(
+            ServiceSwapped(
+                role=role,
+                command=swap.command,
+                replaced=tuple(old),
+                incarnation=peer.incarnation,
+                step=self._work.done,
+                version=node.record.version,
+                took_s=time.monotonic() - start_s,
+            )
+        )
+        say(f"rollplex: {role} is {' '.join(swap.command)} from iteration {self._work.done + 1} on")
+
+    def close(self) -> None:
+        """The run ends."""
+        if self._tester is not None:
+            self._tester.close()
+            self._tester = None
+        if self.swaps.newest is not None and self.swaps.newest.under_way:
+            self._refuse(TAKEOVER, "the end of the run", "another iteration")
+
+    def _tested(self) -> None:
+        tester = self._tester
+        assert tester is not None, "its descriptor is watched"
+        self._node.link.unwatch(tester.pidfd, TAG)
+        failure = tester.failure()
+        tester.close()
+        self._tester = None
+        if failure is None:
+            self.swaps.passed()
+        else:
+            self._refuse(*failure)
+
+    def _refuse(self, case: str, got: str, needed: str) -> None:
+        swap = self.swaps.refused(case, got[:4_000], needed[:4_000])
+        event = SwapRefused(role=swap.role, command=swap.command, case=case, got=swap.got, needed=swap.needed)
+        self._node.record.append(event)
+        say(f"rollplex: {swap.role} stays: {case} of {' '.join(swap.command)}: got {got}; needed {needed}")
+
+    def _dismiss(self, context: Context, role: Role) -> None:
+        """The one that has the place finishes, reads no more, and leaves."""
+        node, link, version = self._node, self._node.link, self._node.record.version
+        link.pump(lambda: not any(wait.peer == str(link.peer(role)) for wait in link.waits.open))
+        link.call(
+            role,
+            lambda cause: Drain(cause=cause, version=version),
+            "drain before it is replaced",
+            node.config.deadlines.unit_s,
+            Drained,
+        )
+        node.dismiss(role, "another program takes this place")
+        context.gate.remove_reader(role)
+
+    def _let_in(self, context: Context, role: Role, command: Sequence[str]) -> None:
+        """Raises WENT_WRONG: it has not got the place, whatever of it runs."""
+        node, link, deadlines = self._node, self._node.link, self._node.config.deadlines
+        node.supervisor.use(role, command)
+        node.start(role)
+        link.await_peers([role], deadlines.start_s)
+        team, make = node.loads[role]
+        loaded = link.call_team(team, make, "load the model", deadlines.load_s, Loaded)
+        if loaded.table_bytes != context.sizes.table.total_bytes:
+            raise ModelError(
+                f"the {role} service has another parameter table",
+                got=f"{loaded.table_bytes} bytes",
+                needed=f"{context.sizes.table.total_bytes}",
+            )
+        seen = link.call_many(
+            {who: lambda cause: DigestRequest(cause=cause) for who in (role, Role.TRAINER)},
+            "digest the weights",
+            deadlines.unit_s,
+            DigestReply,
+        )
+        if (seen[role].version, seen[role].digest) != (seen[Role.TRAINER].version, seen[Role.TRAINER].digest):
+            raise StateError(
+                f"the {role} service sees other weights than the trainer",
+                got=f"version {seen[role].version}, {seen[role].digest}",
+                needed=f"version {seen[Role.TRAINER].version}, {seen[Role.TRAINER].digest}",
+            )
+        replayed = role is Role.ROLLOUT and node.config.rollout.engine == "replay"
+        context.gate.register_reader(role, on_policy=loaded.on_policy, replayed=replayed)
+        peer = link.peers[role]
+        node.record.append(ServiceReady(service=str(peer), role=role, incarnation=peer.incarnation))
+
+
+def _role_of(error: Exception) -> Role | None:
+    """Whose end an error tells; None: it does not say."""
+    if isinstance(error, WorkerFailed):
+        return error.peer.role
+    return error.role if isinstance(error, WorkerDied) else None
