@@ -181,7 +181,7 @@ class World:
             positions=torch.cat([pad(b.positions, (0, longest - b.tokens)) for b in single], 1),
             lengths=torch.cat([b.lengths for b in single]),
             next_positions=torch.cat([b.next_positions for b in single]),
-            pixel_rows=torch.cat(pixels),
+            pixel_rows=torch.cat(pixels) if pixels else None,
             grids=tuple(grid for b in single for grid in b.grids),
             copies=copies,
             vision_prompts=0,

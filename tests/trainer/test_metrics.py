@@ -11,6 +11,7 @@ import msgspec
 import pytest
 import torch
 
+from rollplex.errors import ProtocolError
 from rollplex.protocol.common import Kind, SegmentRef
 from rollplex.protocol.trainer import Loss
 from rollplex_trainer.losses import unit_loss
@@ -172,3 +173,23 @@ def test_a_step_with_nothing_has_no_loss_and_no_rewards(world: World) -> None:
 def test_numbers_that_are_not_finite_are_left_out(world: World, groups: list[Sampled]) -> None:
     fed = Fed(world, groups, (3,))
     assert "grad_norm" not in fed.metrics.result(grad_norm=math.nan, learning_rate=0.1)
+
+
+def test_sums_taken_in_from_others_are_those_of_one_that_has_all_units(world: World, groups: list[Sampled]) -> None:
+    whole, first = Fed(world, groups, (1, 2)), Fed(world, groups, (1,))
+    other = Fed(world, [], ())
+    other._feed(read_unit(world.train_message(KV, groups[1:], start=1, unit=1), whole.algorithm, 70), 1)
+    joint = StepMetrics(world.algorithm)
+    for part in (first, other, Fed(world, [], ())):
+        joint.take_in(part.metrics.encoded())
+    found = joint.result(grad_norm=2.5, learning_rate=0.125)
+    assert found.keys() == whole.result.keys()
+    assert found == pytest.approx(whole.result, rel=1e-12)
+    alone = StepMetrics(world.algorithm)
+    alone.take_in(first.metrics.encoded())
+    assert alone.result(grad_norm=2.5, learning_rate=0.125) == first.result, "bit for bit"
+
+
+def test_sums_that_are_none_are_refused(world: World) -> None:
+    with pytest.raises(ProtocolError, match="Sums of another process"):
+        StepMetrics(world.algorithm).take_in(b"\x80")

@@ -23,7 +23,7 @@ from rollplex.memory.header import State
 from rollplex.memory.predict import logits_bytes, scored_rows, suffix_saved_bytes
 from rollplex.memory.tensors import hf_views, optimizer_views, padding, views
 from rollplex.protocol.common import DigestRequest
-from rollplex.protocol.trainer import GradientsKept, KeepGradients, Loss, PrepareUpdate, Scale, SkipUpdate
+from rollplex.protocol.trainer import GradientsKept, KeepGradients, Loss, PrepareUpdate, Publish, Scale, SkipUpdate
 from rollplex_trainer.service import TrainerService
 from support.tiny import Prompt
 from support.trainer import Sampled, World, apply, prepare, train_all
@@ -471,3 +471,8 @@ def test_padding_and_alignment_gaps_stay_0(make_world: MakeWorld, groups: list[S
     gaps = list(zip(ends, starts, strict=True))
     assert any(start > end for end, start in gaps)
     assert not any(any(mapping.read(end, start - end)) for end, start in gaps)
+
+
+def test_a_trainer_that_is_alone_publishes_by_itself(make_world: MakeWorld) -> None:
+    with pytest.raises(StateError, match="Publish to a trainer that is alone"):
+        make_world().send(Publish(cause=1, version=0))

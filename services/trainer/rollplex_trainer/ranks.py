@@ -67,6 +67,7 @@ class RankTrainer(ReadyTrainer):
         super().__init__(message, segments)
         self._segments, self._shards, self._restored = segments, message.shards, message.restore
         self._parallel = message.parallel
+        self.place = [f"rank {self._parallel.rank} of replica {self._parallel.replica}"]
         self._layout = TrainingLayout(degree=message.parallel.training)
         self.kv_shape = rank_shape(self.shape, message.parallel.training)
         self._plan = self._plan_of(message.parallel)
@@ -226,7 +227,7 @@ class RankTrainer(ReadyTrainer):
         if self._leader is None:
             raise StateError(
                 f"This trainer does not {action}",
-                got=f"rank {self._parallel.rank} of replica {self._parallel.replica}",
+                got=self.place[0],
                 needed="rank 0 of replica 0, which reads the others' segments",
             )
         return self._leader

@@ -9,6 +9,7 @@ from __future__ import annotations
 import platform
 from abc import ABC, abstractmethod
 from collections.abc import Mapping as MappingOf
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Protocol
@@ -76,6 +77,8 @@ class ReadyTrainer(ABC):
     optimizer: SegmentOptimizer
     total_bytes: int
     """Of the weights that the segment holds."""
+    place: Sequence[str] = ()
+    """Which of several trainers this is, for errors."""
 
     def __init__(self, message: LoadTrainer, segments: SegmentSource) -> None:
         """Map the weights' segment; nothing is filled yet.

@@ -221,7 +221,7 @@ class TrainerService:
                     got="NaN or infinity in the actor weights",
                     needed="finite numbers",
                     do="Restore the last checkpoint; lower optimizer.lr or optimizer.max_grad_norm",
-                    where=f"step {message.step}, version {message.version}",
+                    where=", ".join([f"step {message.step}, version {message.version}", *ready.place]),
                 )
             digest = "" if ready.several else ready.digest()
         except BaseException:

@@ -1,0 +1,450 @@
+"""The ranks of test_ranks.py: four processes, each with a trainer service on a device of its own.
+
+    python trainer_ranks.py FOLDER RANKS END
+
+A node's segments are made before the processes are forked. A job is a step from LoadTrainer to SaveCheckpoint, the
+prefix service's part done by hand over the same shards. Rank 0 of replica 0 compares what all have together with a
+trainer that is alone and does the same step.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rollplex.checkpoint.folder import read_manifest, verify
+from rollplex.errors import RollplexError
+from rollplex.layout.optimizer import optimizer_table
+from rollplex.layout.parallel.degrees import RolloutLayout, TrainingLayout, group
+from rollplex.layout.parallel.kv import rank_shape
+from rollplex.layout.parallel.plan import plan
+from rollplex.layout.parallel.training import gradient_plan, rank_training_table, reference_plan
+from rollplex.layout.parallel.transfers import target_transfers, transfers
+from rollplex.layout.parameters import ParameterTable, gradient_table, parameter_table
+from rollplex.layout.shape import ModelShape, read_shape
+from rollplex.memory.header import HeaderPage
+from rollplex.memory.tensors import DTYPES, hf_views, tensor
+from rollplex.model.parallel.build import build_parallel
+from rollplex.model.parallel.views import place_view, shard_views
+from rollplex.model.weights import fill
+from rollplex.protocol.common import DigestRequest, Kind, ModelSpec, Parallel, SegmentRef
+from rollplex.protocol.trainer import (
+    KeepGradients,
+    LoadTrainer,
+    Publish,
+    Published,
+    Restore,
+    SaveCheckpoint,
+    Shards,
+    SkipUpdate,
+    Target,
+)
+from rollplex_trainer.service import TrainerService
+from support.ranks import run_ranks, wait_at_most
+from support.segments import HostSegments
+from support.slices import sampled as rollout_slices
+from support.tiny import NEVER_SAMPLED, Prompt, make_prompts
+from support.trainer import ALGORITHM, OPTIMIZER, PROMPTS, World, apply, prepare, sampled, train_all
+
+DEADLINE_S = 60.0
+SETTINGS = msgspec.structs.replace(OPTIMIZER, eps=1e-3)
+"""Some gradients are rounding alone (a shift of all keys changes nothing), and AdamW would make whole steps of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnDevice:
+    """A trainer's device: where it stands and its segments."""
+
+    parallel: Parallel
+    actor: SegmentRef
+    reference: SegmentRef
+    gradients: SegmentRef
+    prefix_gradients: SegmentRef
+    state: SegmentRef
+
+
+class Node:
+    """The devices of one job. Made before processes are forked: memory is all that they have in common."""
+
+    def __init__(self, folder: Path, job: dict[str, Any], ranks: int) -> None:
+        self.job, self.folder, self.segments = job, folder / "model", HostSegments()
+        self.shape: ModelShape = read_shape(self.folder)
+        self.table = parameter_table(self.shape, dtype=job["dtype"], freeze_vision=job.get("frozen", False))
+        self.layout, self.rollout = TrainingLayout(degree=job["training"]), RolloutLayout(degree=job["rollout"])
+        self.plan = plan(self.table, self.shape, self.layout, self.rollout)
+        meet = str(folder / f"meet.{job['number']}")
+        self.devices = [self._device(number, ranks, meet) for number in range(ranks)]
+        degree = job.get("target", 0)
+        self.target_plan = plan(
+            self.table, self.shape, TrainingLayout(degree=degree or 1), RolloutLayout(degree=degree or 1)
+        )
+        self.targets = [self._target(degree, number) for number in range(2 if degree else 0)]
+
+    def _device(self, number: int, ranks: int, meet: str) -> OnDevice:
+        size = len(self.plan.devices)
+        place = group(self.layout, self.rollout)[number % size]
+        rank, degree = place.training, self.layout.degree
+        table = rank_training_table(self.table, self.shape, self.layout, rank)
+        arena = gradient_plan(self.table, self.shape, self.layout).devices[rank].storage.total_bytes
+        reference = reference_plan(self.table, self.shape, self.layout).devices[rank].storage.total_bytes
+        make = self.segments.create
+        return OnDevice(
+            parallel=Parallel(
+                training=degree,
+                rollout=self.rollout.degree,
+                device=number % size,
+                rank=rank,
+                replica=number // size * (size // degree) + place.replica,
+                replicas=ranks // degree,
+                meet=meet,
+                collective_s=DEADLINE_S,
+            ),
+            actor=make(Kind.ACTOR_WEIGHTS, self.plan.devices[number % size].storage.total_bytes),
+            reference=make(Kind.REFERENCE_WEIGHTS, reference),
+            gradients=make(Kind.GRADIENTS, arena),
+            prefix_gradients=make(Kind.GRADIENTS, arena),
+            state=make(Kind.OPTIMIZER_STATE, optimizer_table(table, name=SETTINGS.name, momentum=0.0).total_bytes),
+        )
+
+    def _target(self, degree: int, number: int) -> Target:
+        device = number % degree
+        actor = self.segments.create(Kind.ACTOR_WEIGHTS, self.target_plan.devices[device].storage.total_bytes)
+        return Target(actor=actor, parallel=Parallel(training=degree, rollout=degree, device=device, rank=device))
+
+    def shards(self, number: int) -> Shards:
+        """As the coordinator tells the trainer of a device."""
+        own, size = self.devices[number].parallel, len(self.plan.devices)
+        first = number - own.device
+        team = sorted(
+            (one for one in self.devices if one.parallel.replica == own.replica), key=lambda one: one.parallel.rank
+        )
+        return Shards(
+            actors=tuple(one.actor for one in self.devices[first : first + size]),
+            gradients=tuple(one.gradients for one in team),
+            states=tuple(one.state for one in team),
+            targets=tuple(self.targets[own.rank :: own.training]) if own.replica == 0 else (),
+        )
+
+    def numbers(self, ref: SegmentRef) -> Tensor:
+        """All of a segment of weights or gradients, in a mapping of its own."""
+        dtype = DTYPES[self.table.dtype]
+        return tensor(self.segments.map_again(ref), 0, (ref.size_bytes // dtype.itemsize,), dtype)
+
+
+class RankWorld(World):
+    """One rank's trainer service."""
+
+    def __init__(self, node: Node, number: int, restore: Restore | None) -> None:
+        # World's own is not called: it makes the segments of a trainer that is alone.
+        self.node, self.own, self.folder = node, node.devices[number], node.folder
+        self.parallel, self.segments, self.table = self.own.parallel, node.segments, node.table
+        self.shape = rank_shape(node.shape, self.parallel.training)
+        self.algorithm = ALGORITHM
+        every = prompts_of(self.folder)
+        mine = range(self.parallel.replica, len(every), self.parallel.replicas)
+        self.prompts = [numbered(every[n], at) for at, n in enumerate(mine)]
+        self.groups = [sampled(n) for n in mine]
+        self.load = LoadTrainer(
+            cause=1,
+            model=ModelSpec(
+                path=str(self.folder),
+                dtype=self.table.dtype,
+                freeze_vision=node.job.get("frozen", False),
+                table_hash=self.table.hash,
+                never_sampled=NEVER_SAMPLED,
+            ),
+            actor=self.own.actor,
+            reference=self.own.reference,
+            gradients=self.own.gradients,
+            prefix_gradients=self.own.prefix_gradients,
+            optimizer_state=self.own.state,
+            algorithm=self.algorithm,
+            optimizer=SETTINGS,
+            restore=restore,
+            parallel=self.parallel,
+            shards=node.shards(number),
+        )
+        self.service = TrainerService(self.segments)
+        self.loaded = self.send(self.load)
+        self.pages = self.segments.map_again(self.own.actor)
+        self.header = HeaderPage(self.pages, run_id=self.segments.run_id, table_hash=self.table.hash)
+        device = node.plan.devices[self.parallel.device]
+        self.weights = shard_views(node.numbers(self.own.actor), device.training)
+        arena = gradient_plan(self.table, node.shape, node.layout).devices[self.parallel.rank]
+        self.gradients = shard_views(node.numbers(self.own.gradients), arena.training)
+        self.prefix_gradients = shard_views(node.numbers(self.own.prefix_gradients), arena.training)
+        self.prefix_model = build_parallel(
+            self.folder,
+            node.shape,
+            node.layout,
+            {parameter.name: parameter for parameter in device.training},
+            self.weights,
+            gradients=self.prefix_gradients,
+            group=self.ready._groups.tensor,
+        )
+
+    @property
+    def ready(self) -> Any:
+        return self.service._ready
+
+    @property
+    def leads(self) -> bool:
+        return self.parallel.rank == self.parallel.replica == 0
+
+    def train(self, version: int) -> None:
+        if self.prompts:
+            train_all(self, self.groups, (len(self.groups),), version=version)
+        else:
+            self.clear_prefix_arena()
+
+    def publish(self, version: int) -> Published:
+        answer: Published = self.send(Publish(cause=60, version=version))
+        return answer
+
+
+def prompts_of(folder: Path) -> list[Prompt]:
+    return make_prompts(folder, PROMPTS)
+
+
+def numbered(prompt: Prompt, group_number: int) -> Prompt:
+    """The same prompt as another group."""
+    prompt.slot = msgspec.structs.replace(prompt.slot, group=group_number)
+    return prompt
+
+
+def run(folder: Path, job: dict[str, Any], rank: int, ranks: int) -> dict[str, Any]:
+    """A job: degrees, what is restored, and what goes wrong."""
+    node = NODES[job["number"]]
+    saved = folder / f"from_{job['restore']}" / "step_1" if "restore" in job else None
+    restore = None if saved is None else restored(saved)
+    version = 0 if restore is None else restore.version
+    world = RankWorld(node, rank, restore)
+    if job.get("absent"):
+        return absent(world)
+    found: dict[str, Any] = {
+        "table_bytes": world.loaded.table_bytes == world.own.actor.size_bytes,
+        "empty": refused(world.header.read),
+        "where": [world.parallel.rank, world.parallel.replica],
+    }
+    dist.barrier()
+    found["first"] = published(world, version, first=True)
+    dist.barrier()
+    found["sampled first"] = differing(world, node.folder if saved is None else saved)
+    if job.get("bad"):
+        found["bad"] = bad_vote(world, version)
+    found |= step(world, folder, restore, version)
+    if job.get("bad"):
+        found["failing"] = failing_step(world, version + 1)
+    return found
+
+
+def restored(folder: Path) -> Restore:
+    identity = read_manifest(folder).identity
+    return Restore(folder=str(folder), version=identity.version, digest=identity.digest)
+
+
+def step(world: RankWorld, folder: Path, restore: Restore | None, version: int) -> dict[str, Any]:
+    """From the first suffix unit to the checkpoint."""
+    name = world.node.job["name"]
+    world.train(version)
+    vote = prepare(world, version)
+    found: dict[str, Any] = {"finite": vote.finite, "metrics": vote.metrics, "arena": hashed(world.ready.arena)}
+    kept = folder / name / "gradients.bin"
+    dist.barrier()  # as the coordinator, which goes on when all have voted
+    if world.leads:
+        kept.parent.mkdir()
+        world.send(KeepGradients(cause=61, step=version, file=str(kept)))
+    else:
+        found["not asked"] = refused(lambda: world.send(KeepGradients(cause=61, step=version, file=str(kept))))
+    dist.barrier()  # the others stand still until it has read their arenas
+    applied = apply(world, version)
+    found["applied"] = [applied.digest, world.header.read().state.name, world.header.read().version]
+    dist.barrier()
+    found["second"] = published(world, version + 1, first=False)
+    found["digest"] = world.send(DigestRequest(cause=62)).digest == found["second"]["digest"]
+    found["shards"] = hashed(*world.weights.values())
+    found["state"] = hashlib.sha256(
+        world.segments.map_again(world.own.state).read(0, world.own.state.size_bytes)
+    ).hexdigest()
+    dist.barrier()
+    checkpoint = folder / f"from_{name}" / "step_1"
+    if world.leads:
+        save = SaveCheckpoint(cause=63, step=version + 1, version=version + 1, folder=str(checkpoint), state_json="{}")
+        world.send(save)
+        found["single"] = single(world, folder, restore, version, kept, checkpoint)
+    dist.barrier()
+    found["sampled second"] = differing(world, checkpoint)
+    return found
+
+
+def published(world: RankWorld, version: int, *, first: bool) -> dict[str, Any]:
+    """Its answer, and whether it copied what the plan says."""
+    answer, node = world.publish(version), world.node
+    wanted = {"refresh": 0, "rebuild": 0}
+    lists = [transfers(node.plan.devices[world.parallel.device], trained_only=not first)]
+    for target in world.load.shards.targets:
+        device = node.target_plan.devices[target.parallel.device]
+        lists.append(target_transfers(node.plan, device, trained_only=not first))
+    for transfer in (one for each in lists for one in each):
+        wanted[transfer.kind] += transfer.size_bytes
+    header = world.header.require(version)
+    return {
+        "bytes": [answer.refreshed_bytes, answer.rebuilt_bytes],
+        "planned": list(wanted.values()),
+        "digest": answer.digest,
+        "header": header.digest == answer.digest,
+    }
+
+
+def differing(world: RankWorld, folder: Path) -> list[str]:
+    """What this device's rollout, and those of its targets, would sample from that is not in the folder's weights."""
+    node = world.node
+    whole = {e.name: torch.empty(e.shape, dtype=DTYPES[world.table.dtype]) for e in world.table.entries}
+    fill(world.table, whole, folder)
+    model = {
+        name: value.view(torch.int16).numpy() if value.dtype == torch.bfloat16 else value.numpy()
+        for name, value in hf_views(whole, world.table).items()
+    }
+    places = [(world.own.actor, node.plan.devices[world.parallel.device], node.rollout)]
+    for target in world.load.shards.targets:
+        degree = RolloutLayout(degree=target.parallel.rollout)
+        places.append((target.actor, node.target_plan.devices[target.parallel.device], degree))
+    wrong = []
+    for ref, device, layout in places:
+        expected = rollout_slices(model, node.shape, layout, device.ranks.rollout)
+        numbers = node.numbers(ref)
+        for parameter in device.rollout:
+            value = torch.from_numpy(expected[parameter.name].copy())
+            for piece in parameter.pieces:
+                axis = 1 if parameter.stored.split.axis == "columns" else 0
+                wanted = value.narrow(axis, piece.to[0], piece.to[1] - piece.to[0])
+                seen = place_view(numbers, piece.at, parameter.name)
+                seen = seen.view(torch.int16) if seen.dtype == torch.bfloat16 else seen
+                if not torch.equal(seen, wanted):
+                    wrong.append(f"{parameter.name} {piece.to}")
+    return wrong
+
+
+def single(
+    world: RankWorld, folder: Path, restore: Restore | None, version: int, kept: Path, checkpoint: Path
+) -> dict[str, Any]:
+    """A trainer that is alone does the same step; and one is restored from the ranks' checkpoint and saves it again."""
+    dtype, frozen = world.table.dtype, world.node.job.get("frozen", False)
+    options: dict[str, Any] = {"freeze_vision": frozen, "optimizer": {"eps": SETTINGS.eps}}
+    alone = World(world.folder, prompts_of(world.folder), HostSegments(), dtype, restore=restore, **options)
+    train_all(alone, [sampled(n) for n in range(len(PROMPTS))], version=version)
+    vote = prepare(alone, version)
+    table = gradient_table(alone.table)
+    ours = torch.frombuffer(bytearray(kept.read_bytes()), dtype=DTYPES[dtype])
+    theirs = alone.service._ready.arena.clone()
+    apply(alone, version)
+    again = World(
+        world.folder, prompts_of(world.folder), HostSegments(), dtype, restore=restored(checkpoint), **options
+    )
+    copy = folder / f"again_{world.node.job['name']}" / "step_1"
+    again.send(SaveCheckpoint(cause=64, step=version + 1, version=version + 1, folder=str(copy), state_json="{}"))
+    ready: Any = alone.service._ready
+    ready_again: Any = again.service._ready
+    return {
+        "metrics": vote.metrics,
+        "gradients": distance(ours, theirs),
+        "size": len(ours) * ours.element_size() == table.total_bytes,
+        "weights": distance(
+            torch.cat([w.flatten() for w in again.weights.values()]),
+            torch.cat([w.flatten() for w in alone.weights.values()]),
+        ),
+        "moved": moved(again.weights, world.folder, world.table),
+        "states": {
+            kind: distance(
+                *(torch.cat([v.flatten() for v in r._state.states[kind].values()]) for r in (ready_again, ready))
+            )
+            for kind in ready._state.states
+        },
+        "steps": int(ready_again._state.step) == int(ready._state.step),
+        "same files": verify(checkpoint).files == verify(copy).files,
+        "same identity": verify(checkpoint).identity == verify(copy).identity,
+    }
+
+
+def moved(weights: dict[str, Tensor], folder: Path, table: ParameterTable) -> float:
+    """How far the weights are from those of the model folder: what the other distances are to be small against."""
+    before = {entry.name: torch.empty_like(weights[entry.name]) for entry in table.entries}
+    fill(table, before, folder)
+    return distance(*(torch.cat([w.flatten() for w in each.values()]) for each in (weights, before)))
+
+
+def distance(ours: Tensor, theirs: Tensor) -> float:
+    return float((ours.double() - theirs.double()).norm() / theirs.double().norm())
+
+
+def hashed(*values: Tensor) -> str:
+    state = hashlib.sha256()
+    for value in values:
+        state.update(value.contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return state.hexdigest()
+
+
+def refused(action: Any) -> str:
+    try:
+        action()
+    except RollplexError as error:
+        return str(error)
+    return ""
+
+
+def bad_vote(world: RankWorld, version: int) -> dict[str, Any]:
+    """One number of one rank's prefix arena is not finite."""
+    world.train(version)
+    if (world.parallel.rank, world.parallel.replica) == (1, 1):
+        next(iter(world.prefix_gradients.values())).view(-1)[3] = float("nan")
+    vote = prepare(world, version)
+    error = refused(lambda: apply(world, version))
+    world.send(SkipUpdate(cause=65, step=version))
+    return {
+        "finite": vote.finite,
+        "metrics": vote.metrics,
+        "refused": error,
+        "version": world.header.require(version).version,
+    }
+
+
+def failing_step(world: RankWorld, version: int) -> dict[str, Any]:
+    """One rank's step leaves weights that are not finite."""
+    world.train(version)
+    prepare(world, version)
+    if (world.parallel.rank, world.parallel.replica) == (0, 1):
+        next(iter(world.gradients.values())).view(-1)[0] = float("inf")
+    error = refused(lambda: apply(world, version))
+    return {"error": error, "state": world.header.read().state.name}
+
+
+def absent(world: RankWorld) -> dict[str, Any]:
+    """One rank does not come to the vote."""
+    dist.barrier()
+    world.publish(0)
+    if world.parallel.rank == 1:
+        time.sleep(2.5)  # its sockets stay open: only the deadline can end the wait
+        return {}
+    wait_at_most(world.ready._groups.tensor, 1.0)
+    prepare(world, 0)
+    return {}
+
+
+NODES: list[Node] = []
+
+if __name__ == "__main__":
+    given = json.loads((Path(sys.argv[1]) / "jobs.json").read_text())
+    NODES += [Node(Path(sys.argv[1]), job, given["ranks"]) for job in given["jobs"]]
+    sys.exit(run_ranks(run))
