@@ -118,6 +118,15 @@ def test_without_following_the_stream_ends_at_the_present(site: Site, client: ht
     assert present(client, "/events?follow=false&after=20") == []
 
 
+def test_a_stream_may_begin_with_the_newest_so_many(site: Site, client: httpx.Client) -> None:
+    write(site, 6)
+    newest = present(client)[-1]
+    assert present(client, "/events?last=2&follow=false") == [newest - 1, newest]
+    assert present(client, "/events?last=1000&follow=false") == present(client)
+    assert present(client, f"/events?last=2&after={newest - 4}&follow=false")[0] == newest - 3
+    assert client.get("/events?last=-1&follow=false").status_code == 400
+
+
 def test_the_present_is_when_the_stream_began(
     site: Site, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ import { drawMemory } from "./memory.js";
 import { sampleElements } from "./samples.js";
 import { Story } from "./story.js";
 
-const ASK_MS = 1000, DRAW_MS = 250, AGAIN_MS = 1500, MOST_MS = 12_000, LAST_EVENTS = 3000, POINTS = 1500;
+const ASK_MS = 1000, DRAW_MS = 250, SAY_MS = 5000, AGAIN_MS = 1500, MOST_MS = 12_000, LAST_EVENTS = 3000, POINTS = 1500;
 const ABOUT = {
   IDLE: "Nothing runs; it waits for the next start.", LOAD: "Weights are filled and mapped, processes come up.",
   ROLLOUT: "Tokens are sampled; prefix work runs in the window.", SCORE: "The reference scores the responses.",
@@ -163,10 +163,20 @@ export class Live {
     this.drawCurves();
   }
 
+  // What is read aloud: not every phase of a run that goes through ten in a second.
+  sayPhase(phase) {
+    const now = performance.now();
+    if (phase === this.saidPhase || (now - (this.saidAt ?? -Infinity) < SAY_MS && phase !== "ENDED")) return;
+    this.saidPhase = phase;
+    this.saidAt = now;
+    byId("phase-said").textContent = `Phase ${phase.toLowerCase()}`;
+  }
+
   drawPhase() {
     const ended = this.story.ended;
     const phase = ended ? "ENDED" : (this.story.phase ?? this.status?.phase ?? "");
     const place = byId("phase");
+    if (phase) this.sayPhase(phase);
     if (place.dataset.phase === phase) return;
     place.dataset.phase = phase;
     place.textContent = phase;
@@ -197,7 +207,8 @@ export class Live {
   drawLanes(anyway) {
     const story = this.story;
     if (this.held && !anyway) return;
-    const open = story.phases.at(-1)?.end_s === null && !story.ended && !["IDLE", undefined].includes(story.phase);
+    const last = story.phases.at(-1);
+    const open = last?.end_s === null && !story.ended && story.phase !== "IDLE" && story.phase === this.status?.phase;
     const now_s = open && this.offset_s !== null ? Math.max(story.clock_s, performance.now() / 1e3 + this.offset_s) : story.clock_s;
     const key = `${story.clock_s} ${open ? Math.floor(now_s * 4) : ""}`;
     if (!anyway && key === this.drawnLanes) return;
