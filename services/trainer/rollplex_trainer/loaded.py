@@ -24,9 +24,10 @@ from rollplex.model.weights import fill, save_folder
 from rollplex.protocol.trainer import LoadTrainer, Restore
 from rollplex_trainer.gradient_file import CHUNK_NUMBERS, keep_gradients
 from rollplex_trainer.metrics import StepMetrics
-from rollplex_trainer.optimizer import SegmentOptimizer, all_finite, global_norm
+from rollplex_trainer.optimizer import all_finite, global_norm
 from rollplex_trainer.ready import TRAINING_FOLDER, ReadyTrainer, SegmentSource
 from rollplex_trainer.state_file import STATE_FILE, read_state, write_state
+from rollplex_trainer.streamed import make_optimizer
 
 
 class LoadedTrainer(ReadyTrainer):
@@ -64,7 +65,7 @@ class LoadedTrainer(ReadyTrainer):
         settings = message.optimizer
         self._state_table = optimizer_table(self.table, name=settings.name, momentum=settings.momentum)
         self._state = optimizer_views(segments.attach_new(message.optimizer_state), self._state_table)
-        self.optimizer = SegmentOptimizer(
+        self.optimizer = make_optimizer(
             settings, self.table, weights=self.weights, gradients=gradients, state=self._state
         )
         self.optimizer.reset()

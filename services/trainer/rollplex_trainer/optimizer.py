@@ -87,7 +87,7 @@ class SegmentOptimizer:
         ]
         copied = self._masters or any(slot.apart for slot in self._slots)
         self._chunks = list(_chunked(self._slots, chunk_bytes)) if copied else [self._slots]
-        self._optimizer = _make(settings, self._groups(table.trainable_entries, settings.weight_decay))
+        self._optimizer = torch_optimizer(settings, self._groups(table.trainable_entries, settings.weight_decay))
         self._steps: list[Tensor] = []
         self._place_state(table.trainable_entries)
 
@@ -177,7 +177,8 @@ def all_finite(values: Tensor) -> bool:
     return math.isfinite(float(torch.linalg.vector_norm(values))) or bool(torch.isfinite(values).all())
 
 
-def _make(settings: Optimizer, groups: list[dict[str, object]]) -> torch.optim.Optimizer:
+def torch_optimizer(settings: Optimizer, groups: list[dict[str, object]]) -> torch.optim.Optimizer:
+    """torch's own, over its parameter groups. Raises ConfigError: a name other than adamw and sgd."""
     match settings.name:
         case "adamw":
             return torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=True)

@@ -34,10 +34,11 @@ from rollplex.protocol.trainer import LoadTrainer, Restore
 from rollplex_trainer.leader import Leader, trained_parameters
 from rollplex_trainer.loaded import require_digest
 from rollplex_trainer.metrics import StepMetrics
-from rollplex_trainer.optimizer import SegmentOptimizer, all_finite
+from rollplex_trainer.optimizer import all_finite
 from rollplex_trainer.ready import TRAINING_FOLDER, ReadyTrainer, SegmentSource
 from rollplex_trainer.reduction import joint_norm, merge_metrics, sum_replicas
 from rollplex_trainer.state_file import STATE_FILE, read_rank_state
+from rollplex_trainer.streamed import make_optimizer
 from rollplex_trainer.transfer import Copied, Destination, numbers_of, own_destination, target_destination
 
 
@@ -127,7 +128,7 @@ class RankTrainer(ReadyTrainer):
         table = rank_training_table(self.table, self.shape, self._layout, rank)
         self._segments.attach_new(message.optimizer_state)
         state = self._state_views(message.optimizer_state, rank)
-        self.optimizer = SegmentOptimizer(
+        self.optimizer = make_optimizer(
             message.optimizer, table, weights=self.weights, gradients=gradients, state=state
         )
         self.optimizer.reset()

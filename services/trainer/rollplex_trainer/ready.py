@@ -29,6 +29,7 @@ from rollplex.protocol.common import SegmentRef
 from rollplex.protocol.trainer import LoadTrainer
 from rollplex_trainer.metrics import StepMetrics
 from rollplex_trainer.optimizer import SegmentOptimizer
+from rollplex_trainer.streamed import StreamedOptimizer
 
 _DECIDING = (
     "av",
@@ -74,7 +75,7 @@ class ReadyTrainer(ABC):
     """This process's gradients, as one row of numbers."""
     prefix_arena: Tensor
     """Those of the prefix process beside it."""
-    optimizer: SegmentOptimizer
+    optimizer: SegmentOptimizer | StreamedOptimizer
     total_bytes: int
     """Of the weights that the segment holds."""
     place: Sequence[str] = ()

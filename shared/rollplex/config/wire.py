@@ -148,6 +148,7 @@ def optimizer(config: Config) -> Optimizer:
         warmup_steps=section.warmup_steps,
         total_steps=config.run.iterations,
         final_lr_ratio=section.final_lr_ratio,
+        streamed=config.memory.optimizer == "host",
     )
 
 

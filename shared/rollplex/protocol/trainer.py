@@ -84,6 +84,8 @@ class Optimizer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     warmup_steps: Count
     total_steps: Count
     final_lr_ratio: NonNegative
+    streamed: bool = False
+    """The state passes through the device in pieces while it is stepped; where it lies, its segment says."""
 
 
 class Restore(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

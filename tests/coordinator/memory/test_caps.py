@@ -17,6 +17,8 @@ from rollplex_coordinator.memory.caps import (
     ENGINE_SLACK_BYTES,
     LOGIT_BYTES,
     PRIVATE,
+    STREAMED_COPIES,
+    UPDATE_CHUNK_BYTES,
     Caps,
     leased_at_once,
     private_caps,
@@ -94,6 +96,16 @@ def test_only_bfloat16_weights_need_copies_of_their_gradients(model_folder: Path
     assert update_bytes(Sizes(make_config(model_folder)).table) == 0
     half = Sizes(make_config(model_folder, model={"dtype": "bfloat16"})).table
     assert update_bytes(half) == 64 * 2**20 + 2 * max(entry.size_bytes for entry in half.trainable_entries)
+
+
+def test_state_that_passes_through_is_counted_in_pieces(model_folder: Path) -> None:
+    config = make_config(model_folder, device=CUDA, memory={"optimizer": "host"})
+    table = Sizes(config).table
+    assert update_bytes(table, streamed=True) == STREAMED_COPIES * UPDATE_CHUNK_BYTES
+    caps, sizes, _ = caps_of(config)
+    bounds = sizes.bounds(check_data(config))
+    unit = bounds[TRAIN_WORKSPACE] + bounds[TRAIN_SCRATCH]
+    assert caps.trainer == max(unit, update_bytes(table, streamed=True)) + ALLOCATOR_SLACK_BYTES
 
 
 def test_sglang_s_pool_is_beside_its_cap(model_folder: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rollplex.config.wire import optimizer
 from rollplex.errors import BudgetError
 from rollplex.journal.events import LeaseGranted, LeaseReleased, LeaseWaiting
 from rollplex.journal.phases import Phase
@@ -16,6 +17,7 @@ from rollplex.memory.cuda_driver import Driver
 from rollplex.memory.placement import GRANULE_BYTES
 from rollplex.memory.segment import backend
 from rollplex.protocol.common import HOST_INDEX, Device, Kind, Memory, Role
+from rollplex_coordinator.decisions.fleet import fleet_of
 from rollplex_coordinator.decisions.ledger import Ledger
 from rollplex_coordinator.decisions.peaks import plan_peak
 from rollplex_coordinator.memory.budget import SEGMENTS, budgets_by_place, host_place, plan_memory, planned_blocks
@@ -24,6 +26,7 @@ from rollplex_coordinator.memory.leasing import Memory as Blocks
 from rollplex_coordinator.memory.leasing import Want
 from rollplex_coordinator.memory.sizes import PREFIX_SCRATCH, TRAIN_SCRATCH, Sizes
 from rollplex_coordinator.records.record import Record
+from rollplex_coordinator.steps.segments import StandingSegments
 from support.core import AMPLE, DEVICE, FakeJournal, check_data, make_config
 from support.fake_cuda import FakeCuda
 
@@ -117,6 +120,23 @@ def test_a_plan_for_a_gpu_has_two_places_and_rounds_as_leases_do(model_folder: P
     assert host_place(on_host, DEVICE) is None
     assert budgets_by_place(on_host, DEVICE, 5, 7) == {DEVICE: 5}
     assert budgets_by_place(on_gpu, DEVICE, 5, 7) == {DEVICE: 5, HOST: 7}
+
+
+def test_the_optimizer_s_state_can_lie_beside_the_gpu(model_folder: Path, world: World) -> None:
+    config = make_config(model_folder, device={"kind": "cuda"}, memory={"overhead": 0, "optimizer": "host"})
+    sizes, data = Sizes(config), check_data(config)
+    blocks = planned_blocks(config, sizes, data, DEVICE)
+    (state,) = [block for block in blocks if block.kind is Kind.OPTIMIZER_STATE]
+    assert (state.device, state.size_bytes) == (HOST, sizes.optimizer_bytes)
+    world.ledger = Ledger({DEVICE: 2**30, HOST: 2**30})
+    memory = Blocks(world.ledger, world.holder, world.record, DEVICE, HOST)
+    memory.enter(Phase.LOAD)
+    made = StandingSegments(memory, sizes, fleet_of(config), reference=False).on[DEVICE]
+    assert made.state is not None
+    assert (made.state.memory, made.state.size_bytes) == (Memory.HOST, sizes.optimizer_bytes)
+    assert made.actor.memory is Memory.CUDA
+    assert optimizer(config).streamed
+    assert not Sizes(make_config(model_folder, memory={"optimizer": "host"})).state_on_host, "a host has one place"
 
 
 def test_either_place_can_be_too_small_and_the_refusal_says_which(model_folder: Path) -> None:

@@ -153,7 +153,7 @@ def test_optimizer_state_on_the_host_is_that_of_all_training_ranks(tmp_path: Pat
     assert Kind.OPTIMIZER_STATE not in held(placement, Phase.UPDATE)
     host = held(placement, Phase.UPDATE, index=1024)
     assert host[Kind.OPTIMIZER_STATE] == 2 * on_device[Kind.OPTIMIZER_STATE]
-    assert "No run does so yet" in placement.assumptions[-1]
+    assert "memory.optimizer: host" in placement.assumptions[-1]
 
 
 def test_what_no_run_does_yet_is_said(tmp_path: Path) -> None:

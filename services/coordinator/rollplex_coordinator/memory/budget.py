@@ -121,7 +121,8 @@ def _placed(config: Config, block: PlannedBlock) -> PlannedBlock:
     host = host_place(config, block.device)
     if host is None:
         return block
-    if block.kind is Kind.INPUTS or block.owner == COMPARER:
+    state_apart = block.kind is Kind.OPTIMIZER_STATE and config.state_beside_gpu
+    if block.kind is Kind.INPUTS or block.owner == COMPARER or state_apart:
         return replace(block, device=host)
     if block.kind in SEGMENTS:
         return replace(block, size_bytes=taken_bytes(block.size_bytes, Memory.CUDA))

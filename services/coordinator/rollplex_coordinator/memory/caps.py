@@ -30,6 +30,8 @@ LOGIT_BYTES = 24
 """Of each running response and id: logits, float64 probabilities, their sum."""
 UPDATE_CHUNK_BYTES = 64 * 2**20
 """The trainer converts gradients in pieces of this, or one parameter at a time if that is larger."""
+STREAMED_COPIES = 6
+"""Of a piece: the gradient as it was and widened, what is stepped, two moments, and one of the allocator's."""
 PRIVATE = frozenset({Kind.ROLLOUT_KV, Kind.REFERENCE_PREFIX_KV, Kind.PREFIX_ACTIVATIONS, Kind.WORKSPACE})
 """Kinds that are no segments."""
 
@@ -63,7 +65,10 @@ def private_caps(
     return Caps(
         rollout=rollout + ENGINE_SLACK_BYTES + running * vocabulary * LOGIT_BYTES,
         prefix=leased_at_once(blocks, Role.PREFIX, budget_bytes) + ALLOCATOR_SLACK_BYTES,
-        trainer=max(leased_at_once(blocks, Role.TRAINER, budget_bytes), update_bytes(table)) + ALLOCATOR_SLACK_BYTES,
+        trainer=max(
+            leased_at_once(blocks, Role.TRAINER, budget_bytes), update_bytes(table, streamed=config.state_beside_gpu)
+        )
+        + ALLOCATOR_SLACK_BYTES,
     )
 
 
@@ -79,8 +84,11 @@ def _in_phase(blocks: Sequence[PlannedBlock], role: Role, phase: Phase, budget_b
     return min(sum(block.size_bytes for block in ours), max(0, budget_bytes - others))
 
 
-def update_bytes(table: ParameterTable) -> int:
-    """What the optimizer copies at once: gradients in float32, of weights that are bfloat16."""
+def update_bytes(table: ParameterTable, *, streamed: bool = False) -> int:
+    """What the optimizer copies at once: gradients in float32, of weights that are bfloat16; if its state passes
+    through the device, a piece of parameter, gradient and moments."""
+    if streamed:
+        return STREAMED_COPIES * UPDATE_CHUNK_BYTES
     if table.dtype != "bfloat16":
         return 0
     largest = max((entry.size_bytes for entry in table.trainable_entries), default=0)

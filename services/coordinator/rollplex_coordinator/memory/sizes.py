@@ -122,6 +122,7 @@ class Sizes:
         self.gradient_bytes = gradient_table(self.table).total_bytes
         self.reference_bytes = reference_table(self.table).total_bytes
         optimizer = config.optimizer
+        self.state_on_host = config.state_beside_gpu
         self.optimizer_bytes = optimizer_table(self.table, name=optimizer.name, momentum=optimizer.momentum).total_bytes
         self.copies = 1 if config.run.share_prefix else config.rollout.group_size
 

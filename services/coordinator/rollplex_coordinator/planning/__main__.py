@@ -68,7 +68,7 @@ def question_of(args: argparse.Namespace) -> Question:
         image_tokens=args.image_tokens,
         micro_batch=args.micro_batch,
         baseline_gradients=args.baseline_gradients,
-        optimizer_on_host=args.optimizer == "host",
+        optimizer_on_host="host" in (args.optimizer, config.memory.optimizer),
     ).checked()
 
 

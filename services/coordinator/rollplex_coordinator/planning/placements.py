@@ -62,8 +62,8 @@ def place(name: str, question: Question) -> Placement:
         assumptions=(
             *placement.assumptions,
             (
-                "optimizer state of all training ranks is in host memory, and is streamed by parameter in UPDATE "
-                "through a buffer that is not counted. No run does so yet: it keeps the state on the device"
+                "optimizer state of all training ranks is in host memory (memory.optimizer: host), and passes through "
+                "the device in pieces in UPDATE, which memory.overhead covers"
             ),
         ),
     )

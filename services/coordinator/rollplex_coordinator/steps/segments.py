@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from rollplex.journal.phases import Phase
 from rollplex.protocol.common import Device, Kind, Parallel, Role, SegmentRef
 from rollplex.protocol.trainer import Shards, Target
@@ -78,7 +80,8 @@ def standing(kind: Kind, size_bytes: int, owner: Role, last_consumer: Role) -> W
 
 def _make(memory: Memory, sizes: Sizes, fleet: Fleet, device: Device, *, reference: bool) -> DeviceSegments:
     def make(kind: Kind, size_bytes: int, owner: Role, last_consumer: Role) -> SegmentRef:
-        return memory.now(standing(kind, size_bytes, owner, last_consumer), (device,)).ref
+        on_host = kind is Kind.OPTIMIZER_STATE and sizes.state_on_host
+        return memory.now(replace(standing(kind, size_bytes, owner, last_consumer), on_host=on_host), (device,)).ref
 
     trains = device in fleet.training_devices
     size = sizes.segments_of(_parallel(fleet, Role.TRAINER if trains else Role.ROLLOUT, device))

@@ -41,7 +41,7 @@ def plan(
         str, typer.Option(metavar="DTYPE", help="Of gradients there. Default: that of the model.")
     ] = "",
     optimizer: Annotated[
-        Literal["device", "host"], typer.Option(help="Where the optimizer state is. No run has it on the host yet.")
+        Literal["device", "host"], typer.Option(help="Where the optimizer state is; memory.optimizer says it too.")
     ] = "device",
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON, in bytes.")] = False,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it as well: .svg or .png.")] = None,
