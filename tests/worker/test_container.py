@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 ENGINE = """#!/bin/sh
+trap 'echo passed on >> {notes}; exit 9' TERM
 echo "$@" >> {notes}
 case "$1" in
-run) trap 'echo passed on >> {notes}; exit 9' TERM; sleep {seconds} & wait $!; exit 5;;
+run) sleep {seconds} & wait $!; exit 5;;
 esac
 """
 

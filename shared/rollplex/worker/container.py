@@ -25,9 +25,14 @@ def main() -> NoReturn:
     engine, *rest = sys.argv[1:]
     name = f"rollplex-{uuid.uuid4().hex[:12]}"
     _guard(engine, name)
+    early: list[int] = []
+    for number in SIGNALS:
+        signal.signal(number, lambda given, _frame: early.append(given))
     process = subprocess.Popen([engine, "run", "--rm", "--name", name, *rest], stdin=subprocess.DEVNULL)
     for number in SIGNALS:
         signal.signal(number, lambda given, _frame: process.send_signal(given))
+    for given in early:
+        process.send_signal(given)
     code = process.wait()
     os._exit(code if code >= 0 else 128 - code)
 
