@@ -307,7 +307,7 @@ def test_a_killed_rank_ends_the_run_with_an_error_that_names_its_device(on_devic
     node = on_devices("--iterations", "100000", run__iterations=100000, **placement_words(2, 2, 2))
     node.until_iterations(1)
     with node.api() as api:
-        services = {service["service"]: service for service in api.get("/services").json()["services"]}
+        services = {service["service"]: service for service in api.get("/services").json()}
     os.kill(services["prefix[0:1]"]["pid"], signal.SIGKILL)
     killed_s = time.monotonic()
     node.until(lambda: "error:" in node.stderr or node.process.poll() is not None, "an error", 5.0)

@@ -15,7 +15,8 @@ from rollplex.layout.optimizer import optimizer_table
 from rollplex.layout.parallel.degrees import RolloutLayout, TrainingLayout
 from rollplex.layout.parallel.rank import rank_shape, rank_table
 from rollplex.layout.parallel.tally import tally_model
-from rollplex.layout.parameters import gradient_table, parameter_table
+from rollplex.layout.parallel.training import rank_training_table
+from rollplex.layout.parameters import ParameterTable, gradient_table, parameter_table
 from rollplex.layout.shape import read_shape
 from rollplex.memory.placement import taken_bytes
 from rollplex.memory.predict import logits_bytes, prefix_activation_bytes, rollout_kv_bytes
@@ -38,6 +39,11 @@ def ask(config: Config, **changes: Any) -> Question:
     given: dict[str, Any] = {"gpus": 2, "training": 2, "rollout": 1, "rollout_gpus": 1, "hbm_bytes": 2**30}
     given |= {"shape": SHAPE, "model": "small", "prompt_tokens": 7, "image_tokens": 0}
     return Question(config=config, **{**given, **changes}).checked()
+
+
+def apart(table: ParameterTable) -> ParameterTable:
+    """Of a training rank of two, fused parameters in parts."""
+    return rank_training_table(table, SHAPE, TrainingLayout(degree=2))
 
 
 def held(placement: Placement, phase: Phase, index: int = 0) -> Counter[str]:
@@ -73,7 +79,7 @@ def test_ours_stores_the_wider_shard_and_splits_the_rest_by_training(tmp_path: P
         Kind.ACTOR_WEIGHTS: stored,
         Kind.REFERENCE_WEIGHTS: shard.total_bytes - shard.header_bytes,
         Kind.GRADIENTS: 2 * gradient_table(shard).total_bytes,
-        Kind.OPTIMIZER_STATE: optimizer_table(shard, name="adamw", momentum=0.0).total_bytes,
+        Kind.OPTIMIZER_STATE: optimizer_table(apart(table), name="adamw", momentum=0.0).total_bytes,
         Kind.INPUTS: 2 * 4 * (7 * 32 + 128),  # 4 prompts of 7 tokens, two steps
         Kind.OVERHEAD: 1000,
     }
@@ -92,7 +98,7 @@ def test_naive_colocation_is_the_sum_of_everything(tmp_path: Path) -> None:
         Kind.ACTOR_WEIGHTS: shard.total_bytes + table.total_bytes,
         Kind.REFERENCE_WEIGHTS: shard.total_bytes,
         Kind.GRADIENTS: gradient_table(shard).total_bytes,
-        Kind.OPTIMIZER_STATE: optimizer_table(shard, name="adamw", momentum=0.0).total_bytes,
+        Kind.OPTIMIZER_STATE: optimizer_table(apart(table), name="adamw", momentum=0.0).total_bytes,
         # two engines share 4 prompts; 3 responses each, whose last token is never fed
         Kind.ROLLOUT_KV: rollout_kv_bytes(SHAPE, rows=2, tokens=7, samples=3, max_new_tokens=6, dtype="float32"),
         Kind.WORKSPACE: graph + logits_bytes(shape, rows=3 + 18 - 3, dtype="float32"),

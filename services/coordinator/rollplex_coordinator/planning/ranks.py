@@ -8,9 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+from rollplex.layout.optimizer import optimizer_table
 from rollplex.layout.parallel.degrees import RolloutLayout, TrainingLayout
 from rollplex.layout.parallel.rank import rank_table, unsplit
 from rollplex.layout.parallel.tally import Tally, tally_model
+from rollplex.layout.parallel.training import rank_training_table
 from rollplex.layout.parameters import ParameterTable, gradient_table, parameter_table
 from rollplex.layout.shape import ModelShape
 from rollplex.protocol.inputs import DataChecked
@@ -35,6 +37,11 @@ class RankSizes(DeviceSizes):
             shares=(share_of(config, question.replicas), share_of(config, question.engines)),
             longest_prompt=question.prompt_tokens,
         )
+        if question.gpus > 1:  # the state of a rank is of parts, that of one device of fused parameters
+            optimizer = config.optimizer
+            self.optimizer_bytes = optimizer_table(
+                parts.apart, name=optimizer.name, momentum=optimizer.momentum
+            ).total_bytes
         self.tally = parts.tally
         self.weights_bytes = self.tally.stored
         self.rollout_weights_bytes = parts.rollout_bytes
@@ -63,6 +70,8 @@ class _Parts:
     """What depends on the model and the degrees only: a search asks for it hundreds of times."""
 
     training: ParameterTable
+    apart: ParameterTable
+    """The same with fused parameters in parts."""
     rollout_bytes: int
     tally: Tally
     unsplit_bytes: int
@@ -75,6 +84,7 @@ def _parts(
     whole = parameter_table(shape, dtype=dtype, freeze_vision=freeze_vision)
     return _Parts(
         training=rank_table(whole, shape, training),
+        apart=rank_training_table(whole, shape, training),
         rollout_bytes=rank_table(whole, shape, rollout).total_bytes,
         tally=tally_model(shape, training, rollout, dtype=dtype),
         unsplit_bytes=sum(entry.size_bytes for entry in unsplit(whole, shape)),
