@@ -42,7 +42,7 @@ from support.segments import HostSegments
 from support.tiny import FILM, PICTURE, PICTURES, WORDS, make_prompts
 
 DTYPE = "float32"
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 LENGTHS = ((4, 1, 6), (2, 5, 3), (6, 6, 1), (1, 1, 1))
 
 

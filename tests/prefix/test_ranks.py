@@ -19,7 +19,8 @@ from support.prefix import World
 from support.ranks import found_by_ranks
 from support.tiny import write_model
 
-RANKS, SECONDS, BOUND = 4, 85.0, 1e-5
+pytestmark = pytest.mark.timeout(200)  # ten seconds of work, on a machine that may be busy
+RANKS, SECONDS, BOUND = 4, 170.0, 1e-5
 ALL = [0, 1, 2, 3]
 JOBS: dict[str, dict[str, Any]] = {
     "4 ranks": {"training": 4, "rollout": 4, "groups": [ALL]},

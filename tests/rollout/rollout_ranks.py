@@ -33,7 +33,7 @@ from rollplex_rollout.service import RolloutService
 from rollplex_rollout.transformers_engine import TransformersEngine
 from support.ranks import put_shards, run_ranks, wait_at_most
 
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 VERSION = 5
 STEP = 2
 SAMPLING = {"stop_ids": tuple(range(0, 64, 5)), "max_new_tokens": 12}

@@ -22,8 +22,9 @@ from support.tiny import write_model
 if TYPE_CHECKING:
     from rollout.conftest import Node
 
+pytestmark = pytest.mark.timeout(200)  # ten seconds of work, on a machine that may be busy
 VERSION = 5
-RANKS, SECONDS, BOUND = 4, 85.0, 1e-5
+RANKS, SECONDS, BOUND = 4, 170.0, 1e-5
 ALL = [0, 1, 2, 3]
 JOBS: dict[str, dict[str, Any]] = {
     "4 ranks under training 1": {"model": "four", "training": 1, "rollout": 4, "groups": [ALL]},
