@@ -17,8 +17,9 @@ import pytest
 
 from rollplex.journal.events import ErrorRaised, RunStarted, ServiceDied
 from rollplex.protocol.common import ErrorReport, Role
+from rollplex_coordinator.http.views import StatusView, SwapView, TrackerView
 from support.browser import axe_findings, browser, missing
-from support.http_site import QUICK, TOKEN, Site
+from support.http_site import QUICK, TOKEN, FakeControl, Site
 from support.nodes import Node, Start
 
 pytestmark = [
@@ -218,7 +219,19 @@ def test_stop_ends_the_run_and_the_page_says_so(seen: Seen, node: Node) -> None:
     seen.context.close()
 
 
-def test_a_service_that_died_is_told_with_all_that_is_known(chromium: Any, tmp_path: Path) -> None:
+class Noting(FakeControl):
+    """A run with a replacement that was refused, and a tracker that failed."""
+
+    def _status(self) -> StatusView:
+        swap = SwapView(role=Role.ROLLOUT, command=("my", "rollout"), state="refused", case="late_ack", got="two")
+        tracker = TrackerView(name="wandb", state="failed", detail="no such project")
+        return super()._status().model_copy(update={"swap": swap, "trackers": (tracker,)})
+
+
+def test_a_service_that_died_is_told_with_all_that_is_known(
+    chromium: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("support.http_site.FakeControl", Noting)
     report = ErrorReport(
         kind="WorkerDied",
         what="the trainer service died",
@@ -237,6 +250,10 @@ def test_a_service_that_died_is_told_with_all_that_is_known(chromium: Any, tmp_p
         page.login(TOKEN)
         page.page.wait_for_selector("#services table")
         assert page.page.is_hidden("#alarm")
+        until(
+            lambda: "Replacement of rollout: refused at late_ack; got two" in page.page.inner_text("#notes"), "the swap"
+        )
+        assert "Tracker wandb failed: no such project" in page.page.inner_text("#notes")
         site.journal.append(
             ServiceDied(
                 service="trainer[0:0]", role=Role.TRAINER, incarnation=3, pid=77, how="killed by SIGKILL", phase="TRAIN"

@@ -195,6 +195,7 @@ export class Live {
     show(byId("facts"), facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, String(value)))));
     const rows = status.waiting.map((wait) => [wait.for, wait.from, seconds(wait.age_s), seconds(wait.deadline_s)]);
     show(byId("waits"), rows.length ? table({ caption: "What the coordinator waits for", hidden: true, heads: ["what", "from", "for", "deadline"], rows, numeric: [2, 3] }) : el("p", { class: "none" }, "Nothing."));
+    show(byId("notes"), notes(status));
     for (const id of ["start", "stop-after", "stop-end"]) byId(id).disabled = status.stopping !== null || this.link === "ended";
   }
 
@@ -242,6 +243,16 @@ export class Live {
     byId("samples-about").textContent = groups.length ? `step ${groups[0].step}, ${plural(found.tables, "table", "tables")} in all: see History` : "";
     byId("samples").replaceChildren(...(groups.length ? sampleElements(groups, "this", 0) : [el("p", { class: "none" }, "None yet: the configuration's run.sample_every says how often some are kept.")]));
   }
+}
+
+// What a status says of a replaced service and of trackers, where there is something to say.
+function notes({ swap, trackers = [] }) {
+  const found = trackers.filter((one) => one.state === "failed" || one.dropped_rows).map((one) =>
+    el("p", { class: one.state === "failed" ? "bad" : "soft" }, `Tracker ${one.name} ${one.state}: ${one.detail}${one.dropped_rows ? ` (${plural(one.dropped_rows, "row", "rows")} left out)` : ""}`));
+  if (!swap) return found;
+  const refused = swap.state === "refused" ? [` at ${swap.case}`, swap.got && `got ${swap.got}`, swap.needed && `needed ${swap.needed}`].filter(Boolean).join("; ") : "";
+  const since = swap.state === "swapped" && swap.step !== null ? `, from iteration ${swap.step} on` : "";
+  return [el("p", { class: swap.state === "refused" ? "bad" : "soft" }, `Replacement of ${swap.role}: ${swap.state}${refused}${since} `, el("code", {}, swap.command.join(" "))), ...found];
 }
 
 const pause = (ms, signal) => new Promise((done) => {
