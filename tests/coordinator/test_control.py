@@ -80,7 +80,10 @@ class Desk:
 
 
 @pytest.fixture
-def desk(model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
+def desk(
+    request: pytest.FixtureRequest, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Desk]:
+    """parametrized: with that section `parallel`."""
     monkeypatch.setattr("rollplex_coordinator.processes.link.IDLE_TICK_S", 0.01)
     with ExitStack() as stack:
         run_dir = tmp_path / "run"
@@ -96,7 +99,12 @@ def desk(model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
             external_workers=True,
             die_with_parent=False,
         )
-        config = make_config(model_folder, deadlines={"unit_s": UNIT_S}, run={"schedule": "stream"})
+        config = make_config(
+            model_folder,
+            deadlines={"unit_s": UNIT_S},
+            run={"schedule": "stream"},
+            parallel=getattr(request, "param", {}),
+        )
         node = Node(claimed, "the-run", config, options, Signals(read_fd=read_fd, write_fd=write_fd, received=[]))
         stack.callback(node.record.close)
         stack.callback(node.holder.close_all)
@@ -196,6 +204,17 @@ def test_services_are_starting_ready_busy_or_dead(desk: Desk) -> None:
     health = {part.name: (part.ok, part.detail) for part in desk.ask(desk.control.health).parts}
     assert health["trainer[0:0]"] == (True, "busy")
     assert health["input[0:0]"] == (False, "starting")
+
+
+@pytest.mark.parametrize("desk", [{"devices": 2}], indirect=True)
+def test_of_several_devices_each_process_is_a_service(desk: Desk) -> None:
+    views = desk.ask(desk.control.services)
+    assert [view.service for view in views] == [
+        *(f"{role}[0:{index}]" for role in ("trainer", "prefix", "rollout") for index in (0, 1)),
+        "input[0:0]",
+        "reward[0:0]",
+    ]
+    assert [view.device for view in views[:2]] == ["0:0", "0:1"]
 
 
 def test_a_dead_child_is_told_apart(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:

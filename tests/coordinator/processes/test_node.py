@@ -54,7 +54,12 @@ def make_node(model_folder: Path, tmp_path: Path) -> Iterator[MakeNode]:
     with ExitStack() as stack:
 
         def make(
-            rollout: str = WORKER, *, leave_s: float = 10.0, device: dict[str, Any] | None = None, **changes: Any
+            rollout: str = WORKER,
+            *,
+            leave_s: float = 10.0,
+            device: dict[str, Any] | None = None,
+            parallel: dict[str, Any] | None = None,
+            **changes: Any,
         ) -> Node:
             run_dir = tmp_path / "run"
             claimed = stack.enter_context(claim(run_dir, "test-run"))
@@ -63,6 +68,7 @@ def make_node(model_folder: Path, tmp_path: Path) -> Iterator[MakeNode]:
                 services={"rollout": run_of(rollout)},
                 deadlines={"leave_s": leave_s, "start_s": 20.0},
                 device=device or {},
+                parallel=parallel or {},
             )
             given: dict[str, Any] = {
                 "config": Path("c.yaml"),
@@ -208,6 +214,29 @@ def test_a_worker_that_hangs_at_the_end_is_killed_and_named(
     node.end("the run ended")
     assert "rollout did not leave in time and was killed" in caplog.text
     assert not Path(f"/proc/{peer.pid}").exists()
+
+
+def test_of_a_role_on_several_devices_all_are_started_and_the_one_that_hangs_is_named(
+    make_node: MakeNode, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = make_node(leave_s=0.5, parallel={"devices": 2})
+    (node.run_dir / "meet.rollout.1").touch()
+    join(node)
+    first, second = node.fleet.devices
+    peers = [node.link.peer(Role.ROLLOUT, device) for device in (first, second)]
+    assert [str(peer) for peer in peers] == ["rollout[0:0]", "rollout[0:1]"]
+    node.record.journal.flush()
+    started = journalled(node, events.ServiceStarted)
+    assert [(event.service, Path(event.log_path).name) for event in started] == [
+        ("rollout[0:0]", "rollout-0.log"),
+        ("rollout[0:1]", "rollout-1.log"),
+    ]
+    assert peers[1] is not None
+    os.kill(peers[1].pid, signal.SIGSTOP)
+    node.end("the run ended")
+    assert "rollout[0:1] did not leave in time and was killed" in caplog.text
+    assert "rollout[0:0] did not" not in caplog.text
+    assert not list(node.run_dir.glob("meet.*"))
 
 
 def test_a_signal_stops_the_run(make_node: MakeNode) -> None:

@@ -15,8 +15,10 @@ from pathlib import Path
 import pytest
 
 from rollplex.protocol.common import Device, Role
+from rollplex_coordinator.decisions.fleet import SINGLE, Fleet, fleet_of
 from rollplex_coordinator.processes.environment import GpuAccess
 from rollplex_coordinator.processes.supervisor import MODULES, Child, Supervisor, session_of
+from support.core import make_config
 
 DEADLINE_S = 20.0
 TELL = """
@@ -36,9 +38,9 @@ def make(tmp_path: Path) -> Iterator[Make]:
     """make({Role.ROLLOUT: python code}): a supervisor whose children run this code."""
     made: list[Supervisor] = []
 
-    def supervisor(programs: dict[Role, str], threads: int = 3) -> Supervisor:
+    def supervisor(programs: dict[Role, str], threads: int = 3, fleet: Fleet = SINGLE) -> Supervisor:
         commands = {role: (sys.executable, "-c", code) for role, code in programs.items()}
-        made.append(Supervisor(tmp_path, threads, commands))
+        made.append(Supervisor(tmp_path, threads, commands, fleet))
         return made[-1]
 
     yield supervisor
@@ -119,6 +121,26 @@ def test_ending_all_names_those_that_had_to_be_killed_and_leaves_no_process_and_
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(child.pidfd)
     assert supervisor.stop() == []
+
+
+def test_on_several_devices_each_process_of_a_role_has_a_name_a_log_and_an_end_of_its_own(
+    make: Make, model_folder: Path
+) -> None:
+    fleet = fleet_of(make_config(model_folder, parallel={"devices": 2}))
+    first, second = fleet.devices
+    supervisor = make({Role.ROLLOUT: SLEEP, Role.REWARD: "pass"}, fleet=fleet)
+    children = [supervisor.start(Role.ROLLOUT, device) for device in fleet.devices]
+    assert ended(supervisor.start(Role.REWARD, first))
+    assert [child.log_path.name for child in children] == ["rollout-0.log", "rollout-1.log"]
+    assert supervisor.log_path(Role.REWARD).name == "reward.log"
+    assert [supervisor.child(Role.ROLLOUT, device) for device in fleet.devices] == children
+    assert [supervisor.name_of(child.pid) for child in children] == ["rollout[0:0]", "rollout[0:1]"]
+    os.kill(children[1].pid, signal.SIGKILL)
+    assert ended(children[1])
+    assert [supervisor.exit_text(Role.ROLLOUT, device) for device in fleet.devices] == ["", "killed by SIGKILL"]
+    supervisor.kill(Role.ROLLOUT, second)
+    assert supervisor.start(Role.ROLLOUT, second).incarnation == 2
+    assert sorted(supervisor.stop()) == ["rollout[0:0]", "rollout[0:1]"]
 
 
 def test_killing_who_was_never_started_does_nothing(make: Make) -> None:
