@@ -65,6 +65,14 @@ HANGS = """
         print("working", flush=True)
         time.sleep(600)
 """
+CLOSES = """
+    def close(self):
+        print("closed", flush=True)
+"""
+CANNOT_CLOSE = """
+    def close(self):
+        raise StateError("a child that stays")
+"""
 TAIL = "\nrun(Role.ROLLOUT, Service)\n"
 
 
@@ -170,6 +178,28 @@ def test_a_worker_that_is_told_to_leave_finishes_what_it_is_at(site: Site) -> No
     site.tell(peer, Leave(reason="the run ended"))
     assert site.until(DigestReply).digest == "slow"
     assert process.wait() == 0
+
+
+@pytest.mark.parametrize(
+    ("code", "end", "exit_code"), [(ANSWERS, "leave", 0), (RAISES, "fail", 1), (ANSWERS, "gone", 3)]
+)
+def test_a_service_with_a_close_is_closed_whatever_the_end(site: Site, code: str, end: str, exit_code: int) -> None:
+    process, peer = site.open().joined(code + CLOSES)
+    site.tell(peer, DigestRequest(cause=1))
+    site.until(Failed if end == "fail" else DigestReply)
+    if end == "leave":
+        site.tell(peer, Leave(reason="done"))
+    elif end == "gone":
+        site.close()
+    assert process.wait() == exit_code
+    assert process.printed.count("closed") == 1
+
+
+def test_a_close_that_fails_is_logged_and_the_end_stays_what_it_was(site: Site) -> None:
+    process, peer = site.open().joined(ANSWERS + CANNOT_CLOSE)
+    site.tell(peer, Leave(reason="done"))
+    assert process.wait() == 0
+    assert "a child that stays" in process.printed
 
 
 def test_an_interrupt_from_the_terminal_is_the_coordinator_s_to_handle(site: Site) -> None:

@@ -80,7 +80,7 @@ class RolloutService:
             case DigestRequest():
                 reply(self._digest(message))
             case Leave():
-                self._leave()
+                self.close()
             case _:
                 assert_never(message)
 
@@ -164,7 +164,8 @@ class RolloutService:
             ready.engine.drop_caches()
             self._settled = True
 
-    def _leave(self) -> None:
+    def close(self) -> None:
+        """End the engine, whose processes and folders the kernel does not clear away with this one."""
         if self._loaded is not None:
             self._loaded.engine.close()
             self._loaded = None

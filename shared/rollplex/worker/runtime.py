@@ -17,7 +17,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, runtime_checkable
 
 from rollplex.errors import ProtocolError, RollplexError
 from rollplex.memory.segment import backend
@@ -41,6 +41,14 @@ class Service(Protocol):
     def handle(self, message: Any, reply: Callable[[Any], None]) -> None:
         """Carry out one instruction; answer through `reply`, as the channel's module says."""
         ...
+
+
+@runtime_checkable
+class Closing(Protocol):
+    """A service that holds what does not end with its process: it has `close` too, called once at the end, whatever
+    the end is. Whoever takes longer for it than the coordinator's grace time is killed."""
+
+    def close(self) -> None: ...
 
 
 def report(error: BaseException) -> ErrorReport:
@@ -105,6 +113,7 @@ def run(role: Role, make_service: Callable[[Segments], Service], argv: Sequence[
 
 def _serve(messages: MessageThread, make: Callable[[], Service]) -> int:
     cause = 0
+    service: Service | None = None
     try:
         service = make()
         messages.starting = False
@@ -131,6 +140,16 @@ def _serve(messages: MessageThread, make: Callable[[], Service]) -> int:
         log.exception("instruction %d failed", cause)
         messages.send(Failed(cause=cause, error=report(error)))
         return EXIT_FAILED
+    finally:
+        _close(service)
+
+
+def _close(service: object) -> None:
+    if isinstance(service, Closing):
+        try:
+            service.close()
+        except RollplexError as error:
+            log.error("%s", error)
 
 
 def _coordinator_ended(messages: MessageThread, grace_s: float, terms: list[int]) -> None:
