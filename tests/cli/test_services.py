@@ -99,6 +99,8 @@ def test_a_program_that_is_nowhere_is_an_image_if_there_is_an_engine(
     assert f"{tmp_path}:{tmp_path}" in command
     assert f"{tmp_path / 'model'}:{tmp_path / 'model'}:ro" in command
     assert program_of([str(engine), "--x"], tmp_path) == [str(engine), "--x"]
+    monkeypatch.chdir(tmp_path)
+    assert program_of([str(engine), "config.yaml"], tmp_path) == [str(engine), str(tmp_path / "config.yaml")]
 
 
 def test_conformance_hands_the_program_its_own_options(
@@ -107,22 +109,15 @@ def test_conformance_hands_the_program_its_own_options(
     import rollplex.cli.conformance as module
 
     seen: list[list[str]] = []
-    monkeypatch.setattr(module, "run_child", lambda command, **_: seen.append(list(command)) or 1)
+
+    def child(command: list[str], **_: object) -> int:
+        seen.append(command)
+        return 1
+
+    monkeypatch.setattr(module, "run_child", child)
     report = tmp_path / "report.json"
-    words = [
-        "conformance",
-        "--json",
-        str(report),
-        "--case",
-        "drain",
-        "--stop",
-        "rollout",
-        "serve",
-        "--fast",
-        "--json",
-        "x",
-    ]
-    assert run(words) == 1
+    options = ["--json", str(report), "--case", "drain", "--stop"]
+    assert run(["conformance", *options, "rollout", "serve", "--fast", "--json", "x"]) == 1
     (command,) = seen
     assert command[1:] == [
         *("-m", "rollplex.conformance", "--json", str(report), "--case", "drain", "--stop"),

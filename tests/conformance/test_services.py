@@ -10,7 +10,7 @@ from conformance.conftest import HASTY, PATIENT, broken, ours
 from rollplex.conformance.drive import conformance
 from rollplex.protocol.common import Role
 
-LATE = ("handshake_refused", "received", "alive", "eof", "sigterm", "kill")
+LATE = ("handshake_refused", "received", "alive", "eof", "sigterm", "leave")
 """What is found out by waiting."""
 EVERY_ROLE = ("rollout", "prefix", "trainer")
 BROKEN = (
@@ -27,6 +27,7 @@ BROKEN = (
     ("outlives_its_coordinator", "rollout", "eof"),
     ("deaf_to_term", "rollout", "sigterm"),
     ("leaves_without_waiting", "rollout", "sigterm"),
+    ("stays_after_leave", "rollout", "leave"),
     ("leaves_a_file", "rollout", "leftovers"),
     ("trusts_any_version", "rollout", "version"),
     ("reads_after_drain", "rollout", "drain"),

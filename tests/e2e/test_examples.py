@@ -13,7 +13,7 @@ from support.nodes import Start
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 SIMPLE = EXAMPLES / "simple_rollout" / "service.py"
-QUICK = {"rollout.forced_lengths": [], "rollout.max_new_tokens": 4, "data.prompts_per_iteration": 2}
+QUICK = {"rollout.forced_lengths": [], "rollout.max_new_tokens": 4}
 
 
 @pytest.mark.timeout(200)

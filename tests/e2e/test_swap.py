@@ -16,6 +16,7 @@ from support.nodes import Finished, Node, Start
 ITERATIONS = 8
 OTHER = [sys.executable, "-m", "rollplex_rollout", "--connect-deadline-s", "60"]
 """The same implementation under another command."""
+OTHER_PREFIX = [sys.executable, "-m", "rollplex_prefix", "--connect-deadline-s", "60"]
 BACK = [sys.executable, "-m", "rollplex_rollout"]
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 QUICK = {"rollout.forced_lengths": [3, 4, 2, 6, 5, 9], "rollout.max_new_tokens": 12, "checkpoint.at_end": True}
@@ -49,9 +50,11 @@ def iterate(node: Node, api: httpx.Client, count: int) -> None:
     idle(node, api)
 
 
-def swap(node: Node, api: httpx.Client, command: Sequence[str], *, meanwhile: int = 0) -> dict[str, Any]:
+def swap(
+    node: Node, api: httpx.Client, command: Sequence[str], *, role: str = "rollout", meanwhile: int = 0
+) -> dict[str, Any]:
     """Ask for a replacement, iterate meanwhile, and wait for what becomes of it."""
-    answer = api.post("/services/rollout/swap", json={"command": list(command)})
+    answer = api.post(f"/services/{role}/swap", json={"command": list(command)})
     assert answer.status_code == 202, answer.text
     assert answer.json()["state"] == "testing"
     if meanwhile:
@@ -117,6 +120,12 @@ def test_one_that_conforms_and_dies_when_it_takes_the_place_gives_it_back(node: 
     assert (now["command"], now["incarnation"], now["state"]) == (BACK, 5, "ready")
 
 
+@pytest.mark.timeout(200)
+def test_a_prefix_service_is_replaced_too(node: Node, api: httpx.Client) -> None:
+    done = swap(node, api, OTHER_PREFIX, role="prefix")
+    assert (done["state"], done["step"]) == ("swapped", 7), done
+
+
 def test_what_cannot_be_replaced_is_a_conflict(api: httpx.Client) -> None:
     answer = api.post("/services/trainer/swap", json={"command": OTHER})
     assert answer.status_code == 409, answer.text
@@ -138,6 +147,10 @@ def test_the_weights_are_those_of_a_run_without_replacements(node: Node, api: ht
 def journalled(run: Finished) -> None:
     """What the run's journal says of its replacements."""
     swaps = run.of(ServiceSwapped)
-    assert [(event.step, list(event.command), event.incarnation) for event in swaps] == [(3, OTHER, 2), (6, BACK, 3)]
-    assert [list(event.replaced) for event in swaps] == [BACK, OTHER]
+    assert [(event.step, list(event.command), event.incarnation) for event in swaps] == [
+        (3, OTHER, 2),
+        (6, BACK, 3),
+        (7, OTHER_PREFIX, 2),
+    ]
+    assert [list(event.replaced) for event in swaps[:2]] == [BACK, OTHER]
     assert [event.case for event in run.of(SwapRefused)] == ["hello", "drain", "conformance", "takeover"]

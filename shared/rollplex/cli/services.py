@@ -64,14 +64,16 @@ def replace_service(
 
 
 def program_of(command: Sequence[str], run_dir: Path) -> list[str]:
-    """The program that is meant, by its full path; of an image, what runs a container of it.
+    """The program that is meant, by its full path, and so are arguments that are files here, since the coordinator may
+    work elsewhere; of an image, what runs a container of it.
 
     Raises:
         ConfigError: neither is to be had.
     """
     name, *arguments = command
     if (found := shutil.which(name)) is not None:
-        return [str(Path(found).absolute()), *arguments]
+        here = [str(Path(word).absolute()) if Path(word).is_file() else word for word in arguments]
+        return [str(Path(found).absolute()), *here]
     if arguments or name.startswith((".", "/")):
         raise ConfigError("There is no such program", got=name, needed="one that can be run", where="COMMAND")
     if (engine := shutil.which(DOCKER)) is None:

@@ -89,6 +89,7 @@ class World:
         self.segments: dict[int, tuple[int, SegmentRef]] = {}
         self._backend = backend("host")
         self._mapped: dict[int, Mapping] = {}
+        self._models: dict[tuple[int, bool], Model] = {}
         self.spec = ModelSpec(
             path=str(folder),
             dtype=DTYPE,
@@ -158,6 +159,7 @@ class World:
 
     def close(self) -> None:
         """Give the descriptors back; mappings end with what looks at them."""
+        self._models.clear()
         self._mapped.clear()
         for fd, _ in self.segments.values():
             os.close(fd)
@@ -166,10 +168,16 @@ class World:
     # --- numbers --------------------------------------------------------------------------------------------------
 
     def model(self, weights: Weights, *, plain: bool = False, gradients: dict[str, Tensor] | None = None) -> Model:
-        """The model over a segment; plain: transformers' own."""
-        return build(
+        """The model over a segment; plain: transformers' own. Without gradients the same one each time."""
+        known = (weights.ref.segment, plain)
+        if gradients is None and known in self._models:
+            return self._models[known]
+        made = build(
             self.folder, self.table, weights.tensors, gradients=gradients, freeze_vision=False, plain=plain, fused=False
         )
+        if gradients is None:
+            self._models[known] = made
+        return made
 
     def batch(self, slots: Sequence[PromptSlot], copies: int = 1) -> PromptBatch:
         """Prompts as a model takes them."""

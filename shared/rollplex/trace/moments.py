@@ -37,6 +37,10 @@ def headline(event: Event) -> str:
             text = f"{event.service} ready"
         case events.ServiceDied():
             text = f"{event.service} died: {event.how}"
+        case events.ServiceSwapped():
+            text = f"{event.role} replaced"
+        case events.SwapRefused():
+            text = f"{event.role} not replaced: {event.case}"
         case _:
             text = type(event).__name__
     return text

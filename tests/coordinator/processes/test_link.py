@@ -358,6 +358,38 @@ def test_a_worker_that_is_gone_does_not_keep_the_others_from_being_told(site: Si
     assert isinstance(prefix.next(), Leave)
 
 
+def test_a_dismissed_worker_leaves_the_rest_is_heard_later_and_another_one_takes_its_place(site: Site) -> None:
+    rollout, prefix = site.join(Role.ROLLOUT), site.join(Role.PREFIX)
+    before = site.link.peers[Role.ROLLOUT]
+    site.supervisor.ends[Role.ROLLOUT] = "exit code 0"  # as soon as it is asked: it has obeyed
+    rollout.send(Failed(cause=1, error=ErrorReport(kind="WaitError", what="as I go")))
+    ask(site, Role.PREFIX)
+    answer(prefix)
+    site.link.dismiss(Role.ROLLOUT, before.device, "another one comes", SECTION_S)
+    assert rollout.next() == Leave(reason="another one comes")
+    site.supervisor.ends.clear()
+    assert Role.ROLLOUT not in site.link.peers
+    heard: list[DigestReply] = []
+    site.link.on(DigestReply, lambda _, message: heard.append(message))
+    rollout.die()
+    site.link.pump(lambda: bool(heard))
+    site.hub.expect(Role.ROLLOUT, before.device, 2, exact=True)
+    site.join(Role.ROLLOUT, incarnation=2)
+    site.link.pump(lambda: Role.ROLLOUT in site.link.peers)
+    assert site.link.peers[Role.ROLLOUT].incarnation == 2
+
+
+def test_a_worker_that_does_not_leave_when_it_is_dismissed_is_not_waited_for_for_ever(site: Site) -> None:
+    rollout = site.join(Role.ROLLOUT)
+    peer = site.link.peers[Role.ROLLOUT]
+    ask(site)
+    site.link.dismiss(Role.ROLLOUT, peer.device, "another one comes", 0.1)
+    assert site.link.waits.open == []
+    assert Role.ROLLOUT not in site.link.peers
+    rollout.send(Failed(cause=1, error=ErrorReport(kind="WaitError", what="still here")))
+    site.turn()  # nobody listens
+
+
 # --- descriptors --------------------------------------------------------------------------------------------------
 
 

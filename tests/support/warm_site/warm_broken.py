@@ -1,82 +1,108 @@
 """`python -m warm_broken RULE ROLE ARGUMENTS...`: one of our services that breaks one rule of docs/protocol.md.
 
-Each function below changes one thing before the service begins, and is named in tests/conformance as what it breaks.
+Each function below changes one thing before the service begins, and is named in tests/conformance with what it breaks.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
-from rollplex.memory.header import HeaderPage
 from rollplex.protocol.codec import CHANNELS
 from rollplex.protocol.common import Alive, CachesDropped, Drained, Loaded, Received, Role
 from rollplex.protocol.handshake import Reason, Refused
-from rollplex.worker import connection, runtime
-from rollplex.worker.messages import MessageThread
+from rollplex.worker import runtime
 
-Wrap = Any
+MESSAGES = "rollplex.worker.messages:MessageThread"
+HEADER = "rollplex.memory.header:HeaderPage"
+ENGINE = "rollplex_rollout.transformers_engine"
 
 
-def _answers(change: Any) -> None:
+def _wrap(place: str, make: Callable[[Any], Any]) -> None:
+    """Replace what `module:name.of.it` is by what `make` makes of it."""
+    module, _, path = place.partition(":")
+    owner: Any = importlib.import_module(module)
+    *outer, name = path.split(".")
+    for part in outer:
+        owner = getattr(owner, part)
+    setattr(owner, name, make(getattr(owner, name)))
+
+
+def _given(place: str, **changes: Callable[[Any], Any]) -> None:
+    """Change arguments that are given by name to a function."""
+
+    def make(plain: Any) -> Any:
+        def call(*parts: Any, **given: Any) -> Any:
+            return plain(*parts, **{**given, **{name: change(given[name]) for name, change in changes.items()}})
+
+        return call
+
+    _wrap(place, make)
+
+
+def _answers(change: Callable[[Any, Callable[[Any], None]], None]) -> None:
     """Every answer goes through `change(message, send)` instead of being sent."""
-    plain = MessageThread.reply
-
-    def reply(self: MessageThread, message: Any) -> None:
-        change(message, lambda other: plain(self, other))
-
-    MessageThread.reply = reply  # type: ignore[method-assign]
+    _wrap(f"{MESSAGES}.reply", lambda plain: lambda self, message: change(message, lambda other: plain(self, other)))
 
 
-def _frames(change: Any) -> None:
+def _frames(change: Callable[[Any], Any]) -> None:
     """Everything that is encoded for the coordinator goes through `change(message) -> message`."""
+
+    def changed(plain: Any) -> Any:
+        return lambda message: plain(change(message))
+
     for channel in CHANNELS.values():
-        plain = channel.from_worker.encode
-        channel.from_worker.encode = lambda message, plain=plain: plain(change(message))
+        setattr(channel.from_worker, "encode", changed(channel.from_worker.encode))  # noqa: B010 - a method
 
 
 # --- connection and messages --------------------------------------------------------------------------------------
 
 
-def tries_no_secret_again() -> None:
-    def answer(frame: bytes) -> Any:
-        found = connection_decode(frame)
-        return replace(found, reason=Reason.SCHEMA) if isinstance(found, Refused) else found
+def _reason(reason: Reason) -> None:
+    def make(plain: Any) -> Any:
+        def answer(frame: bytes) -> Any:
+            found = plain(frame)
+            return replace(found, reason=reason) if isinstance(found, Refused) else found
 
-    connection_decode = connection.decode_answer
-    connection.decode_answer = answer
+        return answer
+
+    _wrap("rollplex.worker.connection:decode_answer", make)
+
+
+def tries_no_secret_again() -> None:
+    _reason(Reason.SCHEMA)
 
 
 def insists() -> None:
-    def answer(frame: bytes) -> Any:
-        found = connection_decode(frame)
-        return replace(found, reason=Reason.SECRET) if isinstance(found, Refused) else found
-
-    connection_decode = connection.decode_answer
-    connection.decode_answer = answer
+    _reason(Reason.SECRET)
 
 
 def another_schema() -> None:
-    plain = connection.make_hello
-    connection.make_hello = lambda *parts: replace(plain(*parts), schema_hash="0" * 64)
+    _wrap(
+        "rollplex.worker.connection:make_hello",
+        lambda plain: lambda *parts: replace(plain(*parts), schema_hash="0" * 64),
+    )
 
 
 def late_received() -> None:
-    plain = MessageThread._receive
+    def make(plain: Any) -> Any:
+        def receive(self: Any, dealer: Any) -> None:
+            if self._welcome:
+                time.sleep(1.5)
+            plain(self, dealer)
 
-    def receive(self: MessageThread, dealer: Any) -> None:
-        if self._welcome:
-            time.sleep(1.5)
-        plain(self, dealer)
+        return receive
 
-    MessageThread._receive = receive  # type: ignore[method-assign]
+    _wrap(f"{MESSAGES}._receive", make)
 
 
 def doubled_received() -> None:
@@ -88,44 +114,49 @@ def doubled_received() -> None:
 
 
 def no_alive() -> None:
-    plain = MessageThread.__init__
-
-    def init(self: MessageThread, endpoint: str, hello: Any, _alive_every_s: float) -> None:
-        plain(self, endpoint, hello, 3600.0)
-
-    MessageThread.__init__ = init  # type: ignore[method-assign]
+    _wrap(
+        f"{MESSAGES}.__init__",
+        lambda plain: lambda self, endpoint, hello, _alive_every_s: plain(self, endpoint, hello, 3600.0),
+    )
 
 
 def stands_still() -> None:
     _frames(lambda message: replace(message, progress=0) if isinstance(message, Alive) else message)
 
 
-def answers_unasked() -> None:
+def _after_loading(other: Callable[[Loaded], Loaded]) -> None:
     def more(message: Any, send: Any) -> None:
         send(message)
         if isinstance(message, Loaded):
-            send(replace(message, cause=message.cause + 100))
+            send(other(message))
 
     _answers(more)
 
 
-def answers_twice() -> None:
-    def twice(message: Any, send: Any) -> None:
-        send(message)
-        if isinstance(message, Loaded):
-            send(message)
+def answers_unasked() -> None:
+    _after_loading(lambda message: replace(message, cause=message.cause + 100))
 
-    _answers(twice)
+
+def answers_twice() -> None:
+    _after_loading(lambda message: message)
 
 
 def does_it_again() -> None:
-    plain = runtime._serve
+    def make(plain: Any) -> Any:
+        def serve(messages: Any, make_service: Any) -> Any:
+            messages.inbox = _Inbox(messages.inbox)
+            return plain(messages, lambda: _Service(make_service()))
 
-    def serve(messages: Any, make: Any) -> int:
-        messages.inbox = _Inbox(messages.inbox)
-        return plain(messages, lambda: _Service(make()))
+        return serve
 
-    runtime._serve = serve
+    _wrap("rollplex.worker.runtime:_serve", make)
+
+
+class _Again:
+    """A doubled instruction whose cause looks new to the runtime, and is answered under the old one."""
+
+    def __init__(self, message: Any) -> None:
+        self.message, self.cause = message, message.cause + 0.5
 
 
 class _Inbox:
@@ -154,39 +185,37 @@ class _Service:
         self._service.handle(message.message if isinstance(message, _Again) else message, reply)
 
 
-class _Again:
-    """A doubled instruction whose cause looks new to the runtime, and is answered under the old one."""
-
-    def __init__(self, message: Any) -> None:
-        self.message, self.cause = message, message.cause + 0.5
-
-
 # --- the end ------------------------------------------------------------------------------------------------------
 
 
 def outlives_its_coordinator() -> None:
-    runtime.watch = lambda stream, on_end: None
+    _wrap("rollplex.worker.runtime:watch", lambda _: lambda stream, on_end: None)
 
 
 def deaf_to_term() -> None:
-    plain = signal.signal
-    runtime.signal.signal = lambda number, what: plain(number, signal.SIG_IGN if number == signal.SIGTERM else what)  # type: ignore[misc]
+    def make(plain: Any) -> Any:
+        return lambda number, what: plain(number, signal.SIG_IGN if number == signal.SIGTERM else what)
+
+    _wrap("rollplex.worker.runtime:signal.signal", make)
 
 
 def leaves_without_waiting() -> None:
-    plain = MessageThread.send
+    def make(plain: Any) -> Any:
+        def send(self: Any, message: Any) -> None:
+            plain(self, message)
+            if type(message).__name__ == "Leaving":
+                threading.Timer(0.01, os._exit, (0,)).start()
 
-    def send(self: MessageThread, message: Any) -> None:
-        plain(self, message)
-        if type(message).__name__ == "Leaving":
-            threading.Timer(0.01, os._exit, (0,)).start()
+        return send
 
-    MessageThread.send = send  # type: ignore[method-assign]
+    _wrap(f"{MESSAGES}.send", make)
 
 
 def stays_after_leave() -> None:
-    plain = os._exit
-    runtime.os._exit = lambda code: time.sleep(60) or plain(code)  # type: ignore[misc]
+    def stay(_code: int) -> None:
+        time.sleep(60)
+
+    _wrap("rollplex.worker.runtime:os._exit", lambda _: stay)
 
 
 def leaves_a_file() -> None:
@@ -196,29 +225,32 @@ def leaves_a_file() -> None:
 
 def dies_in_a_real_run() -> None:
     """It conforms: only where no test is does it end."""
-    plain = runtime._serve
 
-    def serve(messages: Any, make: Any) -> int:
-        if messages._endpoint.find("/rpx-") < 0:
-            os._exit(7)
-        return plain(messages, make)
+    def make(plain: Any) -> Any:
+        def serve(messages: Any, make_service: Any) -> Any:
+            if "/rpx-" not in messages._endpoint:
+                os._exit(7)
+            return plain(messages, make_service)
 
-    runtime._serve = serve
+        return serve
+
+    _wrap("rollplex.worker.runtime:_serve", make)
 
 
 # --- readers ------------------------------------------------------------------------------------------------------
 
 
 def trusts_any_version() -> None:
-    HeaderPage.require = lambda self, version: self.read()  # type: ignore[method-assign]
+    _wrap(f"{HEADER}.require", lambda _: lambda self, version: self.read())
 
 
 def reads_after_drain() -> None:
     from rollplex_prefix.service import PrefixService
     from rollplex_rollout.service import RolloutService
 
+    never = property(lambda self: False, lambda self, value: None)
     for service in (PrefixService, RolloutService):
-        service._drained = property(lambda self: False, lambda self, value: None)  # type: ignore[assignment]
+        setattr(service, "_drained", never)  # noqa: B010 - an attribute of instances
 
 
 def another_version_drained() -> None:
@@ -231,57 +263,40 @@ def another_version_dropped() -> None:
 
 def keeps_old_weights() -> None:
     """Computes with a copy that it made when the first unit came."""
-    from rollplex.memory import tensors
-    from rollplex_prefix import loaded
-    from rollplex_prefix import service as prefix
-    from rollplex_rollout import service as rollout
-    from rollplex_rollout import transformers_engine as engine
+    copies: list[tuple[dict[str, Any], dict[str, Any]]] = []
 
-    plain = tensors.views
-    copies: dict[int, Any] = {}
+    def copied(plain: Any) -> Any:
+        def views(mapping: Any, table: Any) -> Any:
+            made = plain(mapping, table)
+            copies.append(({name: value.clone() for name, value in made.items()}, made))
+            return copies[-1][0]
 
-    def views(mapping: Any, table: Any) -> Any:
-        made = plain(mapping, table)
-        if table.header_bytes:
-            copied = {name: value.clone() for name, value in made.items()}
-            copies[len(copies)] = (copied, made)
-            return copied
-        return made
+        return views
 
-    def fill() -> None:
-        for copied, made in copies.values():
-            for name, value in made.items():
-                copied[name].copy_(value)
-        copies.clear()
+    def filled(plain: Any) -> Any:
+        def generate(self: Any, *parts: Any) -> Any:
+            for copy, made in copies:
+                for name, value in made.items():
+                    copy[name].copy_(value)
+            copies.clear()
+            return plain(self, *parts)
 
-    engine.views = loaded.views = views
-    engine.require_mapped = prefix.require_mapped = lambda *_: None
-    for service, method in ((rollout.RolloutService, "_generate"), (prefix.PrefixService, "_forward")):
-        _before(service, method, fill)
+        return generate
 
-
-def _before(service: Any, method: str, do: Any) -> None:
-    plain = getattr(service, method)
-
-    def first(self: Any, *parts: Any) -> Any:
-        do()
-        return plain(self, *parts)
-
-    setattr(service, method, first)
+    _wrap(f"{ENGINE}:views", copied)
+    _wrap(f"{ENGINE}:require_mapped", lambda _: lambda *parts: None)
+    _wrap("rollplex_rollout.service:RolloutService._generate", filled)
 
 
 def takes_more_than_its_lease() -> None:
-    from rollplex_rollout.transformers_engine import TransformersEngine
-
-    TransformersEngine.kv_bytes = lambda self, unit: 0  # type: ignore[method-assign]
+    _wrap(f"{ENGINE}:TransformersEngine.kv_bytes", lambda _: lambda self, unit: 0)
 
 
 def owns_up_to_more() -> None:
-    _frames(lambda m: replace(m, held=tuple(_more(part) for part in m.held)) if hasattr(m, "held") else m)
+    def more(part: Any) -> Any:
+        return replace(part, size_bytes=part.size_bytes * 2 + 1)
 
-
-def _more(part: Any) -> Any:
-    return replace(part, size_bytes=part.size_bytes * 2 + 1)
+    _frames(lambda m: replace(m, held=tuple(map(more, m.held))) if hasattr(m, "held") else m)
 
 
 def samples_elsewhere() -> None:
@@ -289,31 +304,19 @@ def samples_elsewhere() -> None:
 
 
 def samples_placeholders() -> None:
-    from rollplex_rollout import transformers_engine as engine
-
-    plain = engine.exclusion
-    engine.exclusion = lambda never, vocab: ~plain(never, vocab)
+    _wrap(f"{ENGINE}:exclusion", lambda plain: lambda never, vocab: ~plain(never, vocab))
 
 
 def forgets_the_temperature() -> None:
-    from rollplex_rollout import transformers_engine as engine
-
-    plain = engine.log_probabilities
-    engine.log_probabilities = lambda logits, **given: plain(logits, **{**given, "temperature": 1.0})
+    _given(f"{ENGINE}:log_probabilities", temperature=lambda _: 1.0)
 
 
 def is_not_greedy() -> None:
-    from rollplex_rollout import transformers_engine as engine
-
-    plain = engine.Rule
-    engine.Rule = lambda **given: plain(**{**given, "temperature": given["temperature"] or 1.0})  # type: ignore[misc,assignment]
+    _given(f"{ENGINE}:Rule", temperature=lambda given: given or 1.0)
 
 
 def knows_no_top_k() -> None:
-    from rollplex_rollout import transformers_engine as engine
-
-    plain = engine.Rule
-    engine.Rule = lambda **given: plain(**{**given, "top_k": 0})  # type: ignore[misc,assignment]
+    _given(f"{ENGINE}:Rule", top_k=lambda _: 0)
 
 
 def stamps_another_version() -> None:
@@ -321,62 +324,52 @@ def stamps_another_version() -> None:
 
 
 def withholds_a_group() -> None:
-    _answers(lambda m, send: None if getattr(m, "responses", None) and m.responses.group == 1 else send(m))
+    def pass_on(message: Any, send: Any) -> None:
+        if not (getattr(message, "responses", None) and message.responses.group == 1):
+            send(message)
+
+    _answers(pass_on)
 
 
 # --- prefix -------------------------------------------------------------------------------------------------------
 
 
 def scores_without_temperature() -> None:
-    from rollplex_prefix import service as prefix
-
-    plain = prefix.suffix_forward
-    prefix.suffix_forward = lambda *parts, **given: plain(*parts, **{**given, "temperature": 1.0})
+    _given("rollplex_prefix.service:suffix_forward", temperature=lambda _: 1.0)
 
 
 def forgets_the_values() -> None:
-    from rollplex_prefix import service as prefix
+    def make(plain: Any) -> Any:
+        def export(state: Any, kv: Any) -> None:
+            plain(state, kv)
+            kv.values[-1].zero_()
 
-    plain = prefix.export_state
+        return export
 
-    def export(state: Any, kv: Any) -> None:
-        plain(state, kv)
-        kv.values[-1].zero_()
-
-    prefix.export_state = export
+    _wrap("rollplex_prefix.service:export_state", make)
 
 
 def never_clears_its_arena() -> None:
-    from rollplex_prefix.service import PrefixService
+    """But once."""
+    cleared: list[bool] = []
 
-    def clear_once(self: Any) -> None:
-        for value in self._loaded.gradients.values():
-            value.zero_()
-        self._arena_step = 2
-        _Once.done = True
+    def make(plain: Any) -> Any:
+        def backward(self: Any, message: Any) -> Any:
+            if cleared:
+                self._arena_step = message.step
+            cleared.append(True)
+            return plain(self, message)
 
-    class _Once:
-        done = False
+        return backward
 
-    plain = PrefixService._backward
-
-    def backward(self: Any, message: Any) -> Any:
-        if not _Once.done:
-            clear_once(self)
-        self._arena_step = message.step
-        return plain(self, message)
-
-    PrefixService._backward = backward  # type: ignore[method-assign]
+    _wrap("rollplex_prefix.service:PrefixService._backward", make)
 
 
 # --- trainer ------------------------------------------------------------------------------------------------------
 
 
 def digests_nothing() -> None:
-    from rollplex_trainer.loaded import LoadedTrainer
-
-    plain = LoadedTrainer.digest
-    LoadedTrainer.digest = lambda self: plain(self)[::-1]  # type: ignore[method-assign]
+    _wrap("rollplex_trainer.loaded:LoadedTrainer.digest", lambda plain: lambda self: plain(self)[::-1])
 
 
 def votes_for_everything() -> None:
@@ -384,44 +377,36 @@ def votes_for_everything() -> None:
 
 
 def steps_too_early() -> None:
-    from rollplex_trainer.service import TrainerService
+    def make(plain: Any) -> Any:
+        def prepare(self: Any, message: Any) -> Any:
+            next(iter(self._loaded.weights.values())).mul_(1.01)
+            return plain(self, message)
 
-    def nudge(self: Any, message: Any) -> Any:
-        next(iter(self._loaded.weights.values())).mul_(1.01)
-        return plain(self, message)
+        return prepare
 
-    plain = TrainerService._prepare
-    TrainerService._prepare = nudge  # type: ignore[method-assign]
+    _wrap("rollplex_trainer.service:TrainerService._prepare", make)
 
 
 def steps_too_far() -> None:
-    from rollplex_trainer import service
-
-    plain = service.learning_rate
-    service.learning_rate = lambda *parts: 2 * plain(*parts)
+    _wrap("rollplex_trainer.service:learning_rate", lambda plain: lambda *parts: 2 * plain(*parts))
 
 
 def publishes_another_digest() -> None:
-    plain = HeaderPage.publish
-    HeaderPage.publish = lambda self, version, digest: plain(self, version, digest[::-1])  # type: ignore[method-assign]
+    _wrap(f"{HEADER}.publish", lambda plain: lambda self, version, digest: plain(self, version, digest[::-1]))
 
 
 def forgets_the_sign() -> None:
-    from rollplex_trainer import suffix
-
-    plain = suffix.unit_loss
-    suffix.unit_loss = lambda *parts, **given: plain(*parts, **{**given, "advantages": -given["advantages"]})
+    _given("rollplex_trainer.suffix:unit_loss", advantages=lambda given: -given)
 
 
 def saves_other_weights() -> None:
-    from rollplex_trainer import loaded
+    def make(plain: Any) -> Any:
+        def save(table: Any, weights: Any, *folders: Any) -> Any:
+            return plain(table, {name: value * 1.5 for name, value in weights.items()}, *folders)
 
-    plain = loaded.save_folder
+        return save
 
-    def save(table: Any, weights: Any, *folders: Any) -> int:
-        return plain(table, {name: value * 1.5 for name, value in weights.items()}, *folders)
-
-    loaded.save_folder = save
+    _wrap("rollplex_trainer.loaded:save_folder", make)
 
 
 def main() -> None:
@@ -429,8 +414,7 @@ def main() -> None:
     rule, role = sys.argv[1:3]
     del sys.argv[1:3]
     globals()[rule]()
-    module = {"rollout": "rollplex_rollout", "prefix": "rollplex_prefix", "trainer": "rollplex_trainer"}[role]
-    entry = __import__(f"{module}.__main__", fromlist=["make"])
+    entry = importlib.import_module(f"rollplex_{role}.__main__")
     runtime.run(Role(role), entry.make)
 
 
