@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from rollplex.cli.target import is_run
 from rollplex.protocol.common import ErrorReport
+from rollplex_coordinator.archive import runs
 from rollplex_coordinator.archive.runs import Archive
 from support.past_runs import write_run
 
@@ -89,6 +91,23 @@ def test_a_run_that_ended_is_looked_at_again_when_its_journal_changes(runs_dir: 
     (runs_dir / "a" / "journal.sqlite").unlink()
     write_run(runs_dir / "a", steps=2)
     assert [found.summary.iterations for found in archive.runs()] == [2]
+
+
+def test_what_may_not_be_looked_at_and_what_is_anothers_is_left_out(
+    runs_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "closed"):
+        write_run(runs_dir / name)
+
+    def refusing(path: Path) -> bool:
+        if path.name == "closed":
+            raise PermissionError(path)
+        return is_run(path)
+
+    monkeypatch.setattr(runs, "is_run", refusing)
+    assert listed(Archive(runs_dir)) == [("a", 0, "done")]
+    monkeypatch.setattr("os.geteuid", lambda: 12_345)
+    assert listed(Archive(runs_dir)) == []
 
 
 def test_no_folder_means_no_runs(runs_dir: Path) -> None:

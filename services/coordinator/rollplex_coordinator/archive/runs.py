@@ -1,11 +1,13 @@
 """Which runs there are: this one, its earlier attempts, and those beside it in the runs folder.
 
 Owns the names by which they are asked for. A name is looked up in what was found on disk and never becomes part of a
-path; links are not followed. Reads only; one broken run is a state of that run, not an error of the list.
+path; links are not followed, and another user's folders are left alone. Reads only; one broken run is a state of that
+run, not an error of the list.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from rollplex.cli.summary import State, Summary, summarize
-from rollplex.cli.target import JOURNAL_FILE, all_runs, name_of, written_at
+from rollplex.cli.target import JOURNAL_FILE, is_run, name_of, written_at
 from rollplex.errors import RollplexError
 from rollplex.journal.events import ErrorRaised, RunStarted
 from rollplex.journal.reader import Reader
@@ -75,17 +77,14 @@ class Archive:
         return None if run_dir is None else dict(_with_attempts(run_dir)).get(attempt)
 
     def _named(self) -> dict[str, Path]:
-        try:
-            folders = sorted(all_runs(self.runs_dir), key=written_at, reverse=True)[:MAX_RUNS]
-        except OSError:  # the folder, or a run in it, is not ours to look at, or is going away just now
-            folders = []
+        folders = sorted(_runs_in(self.runs_dir.resolve()), key=_written, reverse=True)[:MAX_RUNS]
         if self._own is not None and self._own not in folders:
             folders.insert(0, self._own)
         return {name_of(folder, self.runs_dir): folder for folder in folders}
 
     def _look(self, name: str, attempt: int, folder: Path) -> Found:
         """What became of it; of a run that has ended and was looked at before, from memory."""
-        at = written_at(folder)
+        at = _written(folder)
         with self._lock:
             known = self._known.get(folder)
         if known is not None and known[0] == at and known[1].summary.state is not State.RUNNING:
@@ -96,6 +95,34 @@ class Archive:
         with self._lock:
             self._known[folder] = (at, found)
         return found
+
+
+def _written(folder: Path) -> float:
+    try:
+        return written_at(folder)
+    except OSError:  # it is going away just now
+        return 0.0
+
+
+def _runs_in(runs_dir: Path) -> list[Path]:
+    """Run directories in the folder, and in demos' folders there, that belong to our user."""
+    try:
+        folders = sorted(runs_dir.iterdir())
+    except OSError:  # there is none, or it is not ours to look at
+        return []
+    found = (_run_of(folder) for folder in folders)
+    return [path for path in found if path is not None]
+
+
+def _run_of(folder: Path) -> Path | None:
+    """The folder itself, or the run directory in it, if it is one."""
+    try:
+        if folder.is_symlink() or not folder.is_dir() or folder.stat().st_uid != os.geteuid():
+            return None
+        inner = folder / _INNER
+        return next((path for path in (folder, inner) if is_run(path) and not path.is_symlink()), None)
+    except OSError:  # it is not ours to look at, or is going away just now
+        return None
 
 
 def _with_attempts(run_dir: Path) -> list[tuple[int, Path]]:

@@ -81,9 +81,8 @@ export class Live {
     this.stop = null;
     clearInterval(this.timer);
     this.observer?.disconnect();
-    this.story.reset();
-    this.story.rows = [];
-    this.history = null;
+    this.anew();
+    this.run = undefined;
     this.lastSamples = this.askedSamples = "";
     this.link = "";
     showAlarm(null);
@@ -96,6 +95,7 @@ export class Live {
     let wait_ms = AGAIN_MS;
     while (!signal.aborted) {
       try {
+        after = await this.sameRun(after, signal);
         if (this.history === null) this.history = await this.past(signal);
         for await (const found of events({ after, last: LAST_EVENTS, signal })) {
           this.linked("on");
@@ -108,17 +108,35 @@ export class Live {
         }
       } catch (error) {
         if (signal.aborted) return;
-        if (error instanceof ApiError && error.status === 409) {
-          after = null; // another journal than before
-          this.history = null;
-          this.story.reset();
-          this.story.rows = [];
-        }
+        if (error instanceof ApiError && error.status === 409) after = this.anew(); // another journal than before
       }
       this.linked(this.story.ended ? "ended" : "lost");
       await pause(wait_ms, signal);
       wait_ms = Math.min(2 * wait_ms, MOST_MS);
     }
+  }
+
+  // Behind the same address there may be another run than before: then all begins anew. Gives the event to go on after.
+  async sameRun(after, signal) {
+    let run;
+    try {
+      ({ run } = await get("status", {}, signal));
+    } catch (error) {
+      if (error instanceof ApiError && error.status >= 500) return after; // the core is busy, the journal can be read
+      throw error;
+    }
+    const same = this.run === undefined || this.run === run;
+    this.run = run;
+    return same ? after : this.anew();
+  }
+
+  anew() {
+    this.history = null;
+    this.offset_s = null;
+    this.askedSamples = "";
+    this.story.reset();
+    this.story.rows = [];
+    return null;
   }
 
   async past(signal) {
@@ -226,7 +244,10 @@ export class Live {
     const first = rows[0]?.step ?? Infinity;
     const kept = this.history.steps.map((step, at) => [step, at]).filter(([step]) => step < first);
     const steps = [...kept.map(([step]) => step), ...rows.map((row) => row.step)];
-    if (!steps.length) return;
+    if (!steps.length) {
+      this.curves.set([]);
+      return;
+    }
     const values = Object.fromEntries(NAMES.map((name) => [name, [...kept.map(([, at]) => this.history.values[name]?.[at] ?? null), ...rows.map((row) => row.metrics[name] ?? null)]]));
     this.curves.set([{ label: "", steps, values }]);
   }
