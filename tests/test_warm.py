@@ -16,11 +16,9 @@ from typing import Any
 
 import pytest
 
-from rollplex.protocol.common import Role
-from rollplex_coordinator.processes.environment import environment_of
-from support.warm import COLD, warm_process
+from support.warm import COLD, warm_process, worker_environment
 
-DEADLINE_S = 30.0
+DEADLINE_S = 100.0  # the first worker waits until torch is imported
 
 
 def command(*arguments: str) -> list[str]:
@@ -29,7 +27,7 @@ def command(*arguments: str) -> list[str]:
 
 def environment(**variables: str) -> dict[str, str]:
     """As a worker of a node gets it."""
-    return {**environment_of(Role.TRAINER, os.environ, 1, None), **variables}
+    return {**worker_environment(), **variables}
 
 
 def run(*arguments: str, env: Mapping[str, str], **given: Any) -> subprocess.CompletedProcess[str]:

@@ -14,10 +14,11 @@ import pytest
 
 from rollplex.journal.events import ServiceStarted, StopRequested
 from support.nodes import Start, handles_terms
-from support.warm import COLD
+from support.warm import COLD, worker_environment
 
 ROLES = ("trainer", "prefix", "rollout")
-Worker = Callable[[str, Path], subprocess.Popen[bytes]]
+Worker = Callable[..., subprocess.Popen[bytes]]
+"""worker(role, run_dir, env=…): one that starts as a container's does, unless told otherwise."""
 
 
 @pytest.fixture
@@ -25,7 +26,7 @@ def worker() -> Iterator[Worker]:
     """Starts one worker as a container would."""
     started: list[subprocess.Popen[bytes]] = []
 
-    def begin(role: str, run_dir: Path) -> subprocess.Popen[bytes]:
+    def begin(role: str, run_dir: Path, env: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
         log = run_dir.with_name(f"{run_dir.name}.{role}.log")
         with log.open("wb") as file:
             started.append(
@@ -34,7 +35,7 @@ def worker() -> Iterator[Worker]:
                     stdin=subprocess.DEVNULL,
                     stdout=file,
                     stderr=file,
-                    env={**os.environ, **COLD},
+                    env=env or {**os.environ, **COLD},
                 )
             )
         return started[-1]
@@ -51,7 +52,8 @@ def test_external_workers_are_waited_for_and_leave_with_code_0(
     start: Start, worker: Worker, by: str, source: str
 ) -> None:
     node = start("--serve", "--external-workers")
-    workers = {role: worker(role, node.run_dir) for role in ROLES}
+    env = worker_environment() if by == "http" else None
+    workers = {role: worker(role, node.run_dir, env) for role in ROLES}
     with node.api() as api:
         node.until(lambda: api.get("/status").json()["phase"] == "IDLE", "idleness")
         if by == "http":
@@ -71,7 +73,7 @@ def test_the_death_of_an_external_worker_is_an_error_that_names_no_log_that_is_n
     start: Start, worker: Worker
 ) -> None:
     node = start("--serve", "--external-workers")
-    workers = {role: worker(role, node.run_dir) for role in ROLES}
+    workers = {role: worker(role, node.run_dir, worker_environment()) for role in ROLES}
     node.until(lambda: "data train" in node.stderr, "the data")
     workers["rollout"].kill()
     done = node.wait(60)

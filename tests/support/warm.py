@@ -1,7 +1,7 @@
 """The warm process of a test run: workers of nodes are forked from it instead of importing torch anew.
 
 Owns its start and end. Every process of the run finds `warm_site/sitecustomize.py` on its path and the socket in its
-environment; see there how a start is handed over. Tests of what only a real start shows say `cold`.
+environment; see there how a start is handed over. Tests of what only a real start shows add COLD.
 """
 
 from __future__ import annotations
@@ -33,6 +33,11 @@ PRELOADED = (
 )
 
 
+def worker_environment() -> dict[str, str]:
+    """As a node on a host gives it to its workers: one that is started with it is forked."""
+    return environment_of(Role.TRAINER, os.environ, 1, None)
+
+
 @contextmanager
 def warm_process(modules: Sequence[str] = PRELOADED) -> Iterator[int]:
     """A warm process, and its socket in this process's environment; its pid. Its workers end with it.
@@ -46,8 +51,7 @@ def warm_process(modules: Sequence[str] = PRELOADED) -> Iterator[int]:
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(SITE), before["PYTHONPATH"])))
         os.environ[VARIABLE] = address
         command = [sys.executable, str(Path(__file__).with_name("warm_zygote.py")), address, *modules]
-        environment = environment_of(Role.TRAINER, os.environ, 1, None)
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=environment)
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=worker_environment())
         try:
             assert process.stdout is not None
             with process.stdout as said:
@@ -57,17 +61,6 @@ def warm_process(modules: Sequence[str] = PRELOADED) -> Iterator[int]:
             process.send_signal(signal.SIGKILL)  # it owns nothing that outlives it
             process.wait(END_S)
             restore(before)
-
-
-@contextmanager
-def cold() -> Iterator[None]:
-    """What is started meanwhile starts as a user's processes do."""
-    before = {VARIABLE: os.environ.get(VARIABLE)}
-    os.environ[VARIABLE] = ""
-    try:
-        yield
-    finally:
-        restore(before)
 
 
 def restore(variables: dict[str, str | None]) -> None:
