@@ -177,13 +177,16 @@ class RankTrainer(ReadyTrainer):
         """Copy what other ranks own into this device's segment and the targets, and show `version` there.
 
         Raises:
-            StateError: nothing was published before, and `version` is not what was loaded.
-            CheckpointError: the same, and the ranks together have other weights than the checkpoint's.
-            SegmentError: no update to this version is going on.
+            StateError: nothing was published before, and `version` is not what was loaded; or something was, and no
+                update to `version` is going on.
+            CheckpointError: the first is due, and the ranks together have other weights than the checkpoint's.
         """
         first = not self._published
         if first:
             self._require_loaded(version)
+        else:
+            for each in self._destinations:
+                each.require_update(version)
         try:
             sources = [
                 self._numbers(ref, device) for ref, device in zip(self._shards.actors, self._plan.devices, strict=True)

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from rollplex.errors import StateError
 from rollplex.layout.parallel.plan import DevicePlan, LayoutPlan
 from rollplex.layout.parallel.transfers import Transfer, target_transfers, transfers
 from rollplex.layout.parameters import ParameterTable
 from rollplex.memory.digest import digest
-from rollplex.memory.header import HeaderPage
+from rollplex.memory.header import HeaderPage, State
 from rollplex.memory.segment import Mapping
 from rollplex.memory.tensors import DTYPES, tensor
 from rollplex.model.parallel.views import place_view
@@ -64,6 +65,16 @@ class Destination:
             refreshed += transfer.size_bytes if transfer.kind == "refresh" else 0
             rebuilt += transfer.size_bytes if transfer.kind == "rebuild" else 0
         return Copied(refreshed=refreshed, rebuilt=rebuilt)
+
+    def require_update(self, version: int) -> None:
+        """Whether an update to `version` is going on. Raises StateError."""
+        header = self.header.read()
+        if (header.state, header.version + 1) != (State.UPDATING, version):
+            raise StateError(
+                f"Weights cannot be published as version {version} now",
+                got=f"version {header.version}, {header.state.name}",
+                needed=f"version {version - 1}, {State.UPDATING.name}",
+            )
 
     def digest(self) -> str:
         """Of all that the segment holds now."""
