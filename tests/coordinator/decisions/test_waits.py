@@ -57,3 +57,16 @@ def test_what_a_dead_peer_owed_is_dropped_and_told() -> None:
     one(waits)
     assert [wait.what for wait in waits.drop_peer("prefix[0:0]")] == ["prefix of groups 0-3"]
     waits.check(1000.0)
+
+
+def test_of_those_that_work_together_the_one_that_is_silent_is_named() -> None:
+    waits = Waits()
+    for cause, peer, what in ((1, "prefix[0:0]", "a unit"), (2, "prefix[0:1]", "a unit"), (3, "prefix[0:2]", "other")):
+        waits.add(cause=cause, what=what, peer=peer, now_s=0.0, ack_s=None, section_s=10.0)
+    waits.progressed("prefix[0:1]", 1, 0.5)
+    with pytest.raises(WaitError, match=r"prefix\[0:1\] did not finish: a unit.*no sign of life.*prefix\[0:0\] gives"):
+        waits.check(10.0, silent=["prefix[0:2]", "prefix[0:1]"])
+    with pytest.raises(
+        WaitError, match=r"prefix\[0:0\] did not finish: a unit; got no progress for 10.0 s, 10.0 s aft"
+    ):
+        waits.check(10.0, silent=["prefix[0:2]"])

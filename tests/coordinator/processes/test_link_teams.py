@@ -161,3 +161,16 @@ def test_a_sigterm_from_outside_names_the_device(site: Site) -> None:
     second.send(Leaving(reason="SIGTERM"))
     with pytest.raises(StopRun, match=r"SIGTERM to rollout\[0:1\]"):
         site.link.pump(lambda: False)
+
+
+def test_a_rank_that_hangs_is_named_and_not_the_one_that_waits_for_it(site: Site) -> None:
+    workers = site.join_all(Role.PREFIX)
+    site.link.on(Drained, lambda *_: None)
+    site.link.ask_team(TEAM, drain, "drain", SECTION_S)
+    site.link.pump(lambda: all(wait.ack_by_s is None for wait in site.link.waits.open))
+    workers[1].messages.stop()
+    site.clock.forward(SECTION_S - 1.0)
+    heard_s = site.link.heard_s(Role.PREFIX)
+    site.link.pump(lambda: site.link.heard_s(Role.PREFIX) != heard_s)
+    with pytest.raises(WaitError, match=r"prefix\[0:1\] did not finish: drain.*no sign of life"):
+        site.link.pump(lambda: False)

@@ -8,6 +8,8 @@ A wait ends by its answer, by an error that names it, or by its peer's death (I8
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from msgspec import Struct
 
 from rollplex.errors import StateError, WaitError
@@ -101,8 +103,12 @@ class Waits:
         moments = [w.due_s if w.ack_by_s is None else min(w.due_s, w.ack_by_s) for w in self._waits.values()]
         return min(moments, default=None)
 
-    def check(self, now_s: float) -> None:
+    def check(self, now_s: float, silent: Collection[str] = ()) -> None:
         """Raise for the oldest wait whose deadline has passed.
+
+        Args:
+            silent: peers that have given no sign of life for long. One of those that were told the same as an overdue
+                one is named instead: it is what the other waits for.
 
         Raises:
             WaitError: names what was awaited, from whom and since when.
@@ -118,10 +124,17 @@ class Waits:
                     where=wait.peer,
                 )
             if now_s >= wait.due_s:
+                late = self._behind(wait, silent)
+                quiet = ", and no sign of life" if late.peer in silent else ""
                 raise WaitError(
-                    f"{wait.peer} did not finish: {wait.what}",
-                    got=f"no progress for {wait.section_s:.1f} s, {age:.1f} s after it was asked",
-                    needed=f"progress within {wait.section_s:.1f} s",
+                    f"{late.peer} did not finish: {late.what}",
+                    got=f"no progress for {late.section_s:.1f} s, {age:.1f} s after it was asked{quiet}",
+                    needed=f"progress within {late.section_s:.1f} s",
                     do="Its log shows where it stands (kill -USR1 its pid for stacks); deadlines.* set the limit.",
-                    where=wait.peer,
+                    where=late.peer,
                 )
+
+    def _behind(self, wait: Wait, silent: Collection[str]) -> Wait:
+        if wait.peer in silent:
+            return wait
+        return next((other for other in self.open if other.what == wait.what and other.peer in silent), wait)

@@ -27,6 +27,8 @@ from rollplex_coordinator.processes.supervisor import KILLED, Supervisor
 IDLE_TICK_S = 0.5
 LAST_WORDS_S = 0.3
 ENDING_TICK_S = 0.02
+SILENT_S = 4.0
+"""A worker gives a sign of life each second."""
 PATIENCE_S = 3.0
 """How long an update from BEGIN to COMMIT, or a checkpoint, holds back a stop."""
 AnswerT = TypeVar("AnswerT")
@@ -369,9 +371,16 @@ class Link:
                 self._handle(self._events.popleft())
                 if until():
                     break
-            self.waits.check(self._clock())
+            self.waits.check(self._clock(), self._silent())
             self.after_turn()
             self._obey_stop()
+
+    def _silent(self) -> list[str]:
+        """Of several processes of a role those that say nothing any more: whoever works with them waits for them."""
+        if self.fleet.single:
+            return []
+        early = self._clock() - SILENT_S
+        return [str(peer) for place, peer in self._peers.items() if self._heard.get(place, early) < early]
 
     def _handle(self, event: Event) -> None:
         if isinstance(event, Arrived | Gone):
