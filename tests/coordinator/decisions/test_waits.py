@@ -64,9 +64,7 @@ def test_of_those_that_work_together_the_one_that_is_silent_is_named() -> None:
     for cause, peer, what in ((1, "prefix[0:0]", "a unit"), (2, "prefix[0:1]", "a unit"), (3, "prefix[0:2]", "other")):
         waits.add(cause=cause, what=what, peer=peer, now_s=0.0, ack_s=None, section_s=10.0)
     waits.progressed("prefix[0:1]", 1, 0.5)
-    with pytest.raises(WaitError, match=r"prefix\[0:1\] did not finish: a unit.*no sign of life.*prefix\[0:0\] gives"):
+    with pytest.raises(WaitError, match=r"prefix\[0:1\] did not finish: a unit.*and no sign of life; needed"):
         waits.check(10.0, silent=["prefix[0:2]", "prefix[0:1]"])
-    with pytest.raises(
-        WaitError, match=r"prefix\[0:0\] did not finish: a unit; got no progress for 10.0 s, 10.0 s aft"
-    ):
+    with pytest.raises(WaitError, match=r"prefix\[0:0\] did not finish: a unit; got no progress for 10.0 s, 10.0 s"):
         waits.check(10.0, silent=["prefix[0:2]"])
