@@ -90,6 +90,22 @@ def test_events_become_phase_numbers_and_end(tmp_path: Path) -> None:
     assert story["alarm"] is None
 
 
+def test_a_page_that_stays_open_keeps_a_bounded_number_of_rows() -> None:
+    script = """
+    const { Story } = await import("./story.js");
+    const story = new Story(["reward"]);
+    for (let step = 0; step < 30000; step++) story.onIterationDone({ step, metrics: { reward: step, other: 1 } });
+    const steps = story.rows.map((row) => row.step);
+    console.log(JSON.stringify({ count: steps.length, last: story.rows.at(-1), first: steps[0],
+      rising: steps.every((step, at) => at === 0 || step > steps[at - 1]), newest: steps.slice(-500) }));
+    """
+    found = in_node(script)
+    assert 3_000 <= found["count"] <= 6_000
+    assert found["last"] == {"step": 29_999, "metrics": {"reward": 29_999}}
+    assert (found["first"], found["rising"]) == (0, True)
+    assert found["newest"] == list(range(29_500, 30_000))
+
+
 def test_memory_by_kind_adds_up_per_device() -> None:
     leases = [
         {"device": "0:0", "kind": "workspace", "size_bytes": 5, "held_bytes": 4},

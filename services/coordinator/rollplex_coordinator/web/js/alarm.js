@@ -3,15 +3,35 @@
 import { byId, el, show } from "./dom.js";
 import { clock } from "./format.js";
 
-const LINES = [["got", "Got"], ["needed", "Needed"], ["do", "Do"], ["how", "Process"], ["where", "Where"], ["place", "In the run"], ["log_path", "Log"]];
+const LINES = [
+  ["got", "Got"],
+  ["needed", "Needed"],
+  ["do", "Do"],
+  ["how", "Process"],
+  ["where", "Where"],
+  ["place", "In the run"],
+  ["log_path", "Log"],
+];
 
 export function alarmElement(error, title) {
-  const place = [error.phase && `phase ${error.phase}`, error.step !== null && error.step !== undefined && `step ${error.step}`].filter(Boolean).join(", ");
+  const place = [
+    error.phase && `phase ${error.phase}`,
+    error.step !== null && error.step !== undefined && `step ${error.step}`,
+  ]
+    .filter(Boolean)
+    .join(", ");
   const found = { ...error, place };
   return [
     el("h2", {}, title ?? error.what),
     title ? el("p", {}, error.what) : null,
-    el("dl", {}, LINES.filter(([name]) => found[name]).flatMap(([name, label]) => [el("dt", {}, label), el("dd", {}, String(found[name]))])),
+    el(
+      "dl",
+      {},
+      LINES.filter(([name]) => found[name]).flatMap(([name, label]) => [
+        el("dt", {}, label),
+        el("dd", {}, String(found[name])),
+      ]),
+    ),
   ];
 }
 
@@ -24,6 +44,10 @@ export function showAlarm(error, ended) {
   }
   const name = error.service ? `${error.service}: ` : "";
   const title = `${name}${error.kind ?? "a service died"}${error.wall_s ? `, ${clock(error.wall_s)}` : ""}`;
-  show(place, alarmElement(error, title), ended ? el("p", {}, `The run has ended with exit code ${ended.exit_code}.`) : null);
+  show(
+    place,
+    alarmElement(error, title),
+    ended ? el("p", {}, `The run has ended with exit code ${ended.exit_code}.`) : null,
+  );
   place.hidden = false;
 }

@@ -4,13 +4,19 @@ let token = null;
 
 export class ApiError extends Error {
   constructor(status, view) {
-    super([view.what, view.got && `got ${view.got}`, view.needed && `needed ${view.needed}`, view.do].filter(Boolean).join("; "));
+    super(
+      [view.what, view.got && `got ${view.got}`, view.needed && `needed ${view.needed}`, view.do]
+        .filter(Boolean)
+        .join("; "),
+    );
     this.status = status;
     this.view = view;
   }
 }
 
-export const setToken = (value) => { token = value; };
+export const setToken = (value) => {
+  token = value;
+};
 export const hasToken = () => token !== null;
 
 const headers = (more = {}) => ({ Authorization: `Bearer ${token}`, ...more });
@@ -44,7 +50,11 @@ export async function get(path, parameters = {}, signal = undefined) {
 }
 
 export async function post(path, body) {
-  const options = { method: "POST", headers: headers({ "Content-Type": "application/json" }), body: JSON.stringify(body) };
+  const options = {
+    method: "POST",
+    headers: headers({ "Content-Type": "application/json" }),
+    body: JSON.stringify(body),
+  };
   return (await answered(path, options)).json();
 }
 
@@ -82,7 +92,11 @@ export async function* events({ after, last, signal }) {
 }
 
 function parsed(frame) {
-  const data = frame.split("\n").filter((line) => line.startsWith("data: ")).map((line) => line.slice(6)).join("\n");
+  const data = frame
+    .split("\n")
+    .filter((line) => line.startsWith("data: "))
+    .map((line) => line.slice(6))
+    .join("\n");
   if (!data) return null;
   const { id, wall_s, monotonic_s, step, event } = JSON.parse(data);
   return { ...event, id, wall_s, monotonic_s, at_step: step };

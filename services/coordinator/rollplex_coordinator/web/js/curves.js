@@ -50,17 +50,52 @@ export class Curves {
   draw(curve) {
     const value = el("b", {});
     const host = el("div", { class: "plot", role: "img" });
-    this.place.append(el("figure", { class: "curve", "data-name": curve.name }, el("figcaption", {}, el("span", {}, curve.title, curve.unit ? el("span", { class: "soft" }, ` ${curve.unit}`) : null), value), host));
-    const axis = { stroke: colour("--soft"), font: "11px system-ui, sans-serif", grid: { stroke: colour("--grid"), width: 1 }, ticks: { show: false } };
-    const plot = new uPlot({
-      width: Math.max(180, host.clientWidth), height: HEIGHT, padding: [8, 8, 0, 0],
-      scales: { x: { time: false } },
-      axes: [{ ...axis, size: 24, space: 60 }, { ...axis, size: 50, space: 34, values: (_, found) => found.map(number) }],
-      series: [{}, ...this.series.map((one, at) => ({ label: one.label, stroke: lineColour(at), width: 1.6, spanGaps: true, points: { show: false } }))],
-      legend: { show: false },
-      cursor: { sync: { key: this.key }, y: false, points: { size: 6 }, drag: { x: true, y: false } },
-      hooks: { setCursor: [(drawn) => this.tell(curve, drawn)] },
-    }, this.data(curve), host);
+    this.place.append(
+      el(
+        "figure",
+        { class: "curve", "data-name": curve.name },
+        el(
+          "figcaption",
+          {},
+          el("span", {}, curve.title, curve.unit ? el("span", { class: "soft" }, ` ${curve.unit}`) : null),
+          value,
+        ),
+        host,
+      ),
+    );
+    const axis = {
+      stroke: colour("--soft"),
+      font: "11px system-ui, sans-serif",
+      grid: { stroke: colour("--grid"), width: 1 },
+      ticks: { show: false },
+    };
+    const plot = new uPlot(
+      {
+        width: Math.max(180, host.clientWidth),
+        height: HEIGHT,
+        padding: [8, 8, 0, 0],
+        scales: { x: { time: false } },
+        axes: [
+          { ...axis, size: 24, space: 60 },
+          { ...axis, size: 50, space: 34, values: (_, found) => found.map(number) },
+        ],
+        series: [
+          {},
+          ...this.series.map((one, at) => ({
+            label: one.label,
+            stroke: lineColour(at),
+            width: 1.6,
+            spanGaps: true,
+            points: { show: false },
+          })),
+        ],
+        legend: { show: false },
+        cursor: { sync: { key: this.key }, y: false, points: { size: 6 }, drag: { x: true, y: false } },
+        hooks: { setCursor: [(drawn) => this.tell(curve, drawn)] },
+      },
+      this.data(curve),
+      host,
+    );
     this.figures.set(curve.name, { plot, value, host });
     this.update(curve);
   }
@@ -74,7 +109,9 @@ export class Curves {
     const { plot, host } = this.figures.get(curve.name);
     plot.setData(this.data(curve));
     this.tell(curve, plot);
-    const texts = this.series.map((one) => `${one.label ? `${one.label}: ` : ""}${number(lastOf(one.values[curve.name]))}`);
+    const texts = this.series.map(
+      (one) => `${one.label ? `${one.label}: ` : ""}${number(lastOf(one.values[curve.name]))}`,
+    );
     host.setAttribute("aria-label", `${curve.title} over iterations, last ${texts.join("; ")}`);
   }
 
@@ -83,8 +120,16 @@ export class Curves {
     const figure = this.figures.get(curve.name);
     if (!figure) return;
     const at = plot.cursor.idx;
-    const under = at === null || at === undefined ? null : this.series.map((_, i) => plot.data[i + 1][at]).find((one) => one !== null && one !== undefined);
-    figure.value.textContent = under !== undefined && under !== null ? `${number(under)} at ${plot.data[0][at]}` : this.series.length === 1 ? number(lastOf(this.series[0].values[curve.name])) : "";
+    const under =
+      at === null || at === undefined
+        ? null
+        : this.series.map((_, i) => plot.data[i + 1][at]).find((one) => one !== null && one !== undefined);
+    figure.value.textContent =
+      under !== undefined && under !== null
+        ? `${number(under)} at ${plot.data[0][at]}`
+        : this.series.length === 1
+          ? number(lastOf(this.series[0].values[curve.name]))
+          : "";
   }
 
   fit() {

@@ -8,7 +8,8 @@ import { number, plural, when } from "./format.js";
 import { drawLanes } from "./lanes.js";
 import { sampleElements } from "./samples.js";
 
-const POINTS = 800, MOST = 6;
+const POINTS = 800,
+  MOST = 6;
 const keyOf = (run) => `${run.name}/${run.attempt}`;
 const titleOf = (run) => (run.attempt ? `${run.name}, attempt ${run.attempt}` : run.name);
 
@@ -20,10 +21,16 @@ export class History {
     this.one = null;
     this.timeline = null;
     this.next = null;
-    byId("one-lanes-form").addEventListener("submit", (event) => { event.preventDefault(); this.showTimeline(numberIn("one-first")); });
+    byId("one-lanes-form").addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.showTimeline(numberIn("one-first"));
+    });
     byId("one-earlier").addEventListener("click", () => this.turn(-1));
     byId("one-later").addEventListener("click", () => this.turn(1));
-    byId("find").addEventListener("submit", (event) => { event.preventDefault(); this.search(null); });
+    byId("find").addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.search(null);
+    });
     byId("found-more").addEventListener("click", () => this.search(this.next));
     new ResizeObserver(() => this.timeline && drawLanes(byId("one-lanes"), this.timeline)).observe(byId("one-lanes"));
   }
@@ -53,18 +60,40 @@ export class History {
       return;
     }
     const rows = this.runs.map((run) => [
-      el("span", {}, el("a", { href: `#history/${encodeURIComponent(run.name)}/${run.attempt}` }, titleOf(run)), run.current ? el("span", { class: "soft" }, " this run") : null),
+      el(
+        "span",
+        {},
+        el("a", { href: `#history/${encodeURIComponent(run.name)}/${run.attempt}` }, titleOf(run)),
+        run.current ? el("span", { class: "soft" }, " this run") : null,
+      ),
       el("span", { class: "state", "data-state": run.state, title: run.reason || null }, run.state),
-      when(run.started_wall_s), run.schedule || "–",
-      run.iterations_wanted ? `${run.iterations} of ${Math.max(run.iterations, run.iterations_wanted)}` : String(run.iterations),
-      number(run.reward), this.mark(run),
+      when(run.started_wall_s),
+      run.schedule || "–",
+      run.iterations_wanted
+        ? `${run.iterations} of ${Math.max(run.iterations, run.iterations_wanted)}`
+        : String(run.iterations),
+      number(run.reward),
+      this.mark(run),
     ]);
-    byId("runs").replaceChildren(table({ caption: "Runs, newest first", hidden: true, heads: ["run", "state", "started", "schedule", "iterations", "reward", "curves"], rows, numeric: [4, 5] }));
+    byId("runs").replaceChildren(
+      table({
+        caption: "Runs, newest first",
+        hidden: true,
+        heads: ["run", "state", "started", "schedule", "iterations", "reward", "curves"],
+        rows,
+        numeric: [4, 5],
+      }),
+    );
   }
 
   mark(run) {
     const key = keyOf(run);
-    const box = el("input", { type: "checkbox", "aria-label": `Show curves of ${titleOf(run)}`, checked: this.marked.has(key), disabled: run.iterations === 0 });
+    const box = el("input", {
+      type: "checkbox",
+      "aria-label": `Show curves of ${titleOf(run)}`,
+      checked: this.marked.has(key),
+      disabled: run.iterations === 0,
+    });
     box.addEventListener("change", async () => {
       if (!box.checked) this.marked.delete(key);
       else if (this.marked.size >= MOST) box.checked = false;
@@ -82,14 +111,37 @@ export class History {
     const series = [...this.marked.values()].map(({ run, steps, values }) => ({ label: titleOf(run), steps, values }));
     byId("compare").hidden = series.length === 0;
     this.curves.set(series);
-    byId("compare-legend").replaceChildren(...series.map((one, at) => el("li", {}, svg("svg", { width: 14, height: 4, "aria-hidden": "true" }, svg("rect", { width: 14, height: 4, fill: lineColour(at) })), one.label)));
+    byId("compare-legend").replaceChildren(
+      ...series.map((one, at) =>
+        el(
+          "li",
+          {},
+          svg(
+            "svg",
+            { width: 14, height: 4, "aria-hidden": "true" },
+            svg("rect", { width: 14, height: 4, fill: lineColour(at) }),
+          ),
+          one.label,
+        ),
+      ),
+    );
   }
 
   async openOne(run) {
     this.one = run;
     byId("one").hidden = false;
     byId("one-title").textContent = titleOf(run);
-    byId("one-error").replaceChildren(...(run.error ? [el("div", { class: "alarm" }, alarmElement({ ...run.error, ...run.error.error }, `${run.state}: ${run.error.error.kind}`))] : []));
+    byId("one-error").replaceChildren(
+      ...(run.error
+        ? [
+            el(
+              "div",
+              { class: "alarm" },
+              alarmElement({ ...run.error, ...run.error.error }, `${run.state}: ${run.error.error.kind}`),
+            ),
+          ]
+        : []),
+    );
     if (!this.marked.has(keyOf(run)) && run.iterations && this.marked.size < MOST) {
       this.marked.set(keyOf(run), { run, ...(await this.columns(run)) });
       this.drawRuns();
@@ -104,7 +156,11 @@ export class History {
   async showTimeline(first) {
     const place = byId("one-lanes");
     try {
-      this.timeline = await get(`runs/${encodeURIComponent(this.one.name)}/timeline`, { attempt: this.one.attempt, first, count: numberIn("one-count") ?? 2 });
+      this.timeline = await get(`runs/${encodeURIComponent(this.one.name)}/timeline`, {
+        attempt: this.one.attempt,
+        first,
+        count: numberIn("one-count") ?? 2,
+      });
     } catch (error) {
       this.timeline = null;
       place.replaceChildren(el("p", { class: "none" }, error.message));
@@ -124,7 +180,14 @@ export class History {
 
   async search(stepTo) {
     const about = byId("found-about");
-    const asked = { attempt: this.one.attempt, row: numberIn("find-row"), reward_from: numberIn("find-low"), reward_to: numberIn("find-high"), step_from: numberIn("find-from"), step_to: stepTo ?? numberIn("find-to") };
+    const asked = {
+      attempt: this.one.attempt,
+      row: numberIn("find-row"),
+      reward_from: numberIn("find-low"),
+      reward_to: numberIn("find-high"),
+      step_from: numberIn("find-from"),
+      step_to: stepTo ?? numberIn("find-to"),
+    };
     let page;
     try {
       page = await get(`runs/${encodeURIComponent(this.one.name)}/samples`, asked);
@@ -138,7 +201,10 @@ export class History {
     this.next = page.next_step_to;
     byId("found-more").hidden = this.next === null;
     const shown = byId("found").childElementCount;
-    about.textContent = page.tables === 0 ? "This run has kept no samples." : `${plural(shown, "prompt", "prompts")}${this.next === null ? "" : ", and perhaps more at earlier steps"}; samples of ${plural(page.tables, "step", "steps")} are kept.`;
+    about.textContent =
+      page.tables === 0
+        ? "This run has kept no samples."
+        : `${plural(shown, "prompt", "prompts")}${this.next === null ? "" : ", and perhaps more at earlier steps"}; samples of ${plural(page.tables, "step", "steps")} are kept.`;
   }
 }
 

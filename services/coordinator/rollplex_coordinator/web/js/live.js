@@ -3,25 +3,36 @@
 import { ApiError, events, get, post } from "./api.js";
 import { showAlarm } from "./alarm.js";
 import { Curves, NAMES } from "./curves.js";
-import { byId, el, show, table } from "./dom.js";
-import { plural, seconds } from "./format.js";
+import { byId, el } from "./dom.js";
+import { plural } from "./format.js";
 import { drawLanes } from "./lanes.js";
 import { drawMemory } from "./memory.js";
 import { sampleElements } from "./samples.js";
+import { drawFacts, drawGoal, drawNotes, drawServices, drawWaits } from "./standing.js";
 import { Story } from "./story.js";
 
-const ASK_MS = 1000, DRAW_MS = 250, SAY_MS = 5000, AGAIN_MS = 1500, MOST_MS = 12_000, LAST_EVENTS = 3000, POINTS = 1500;
+const ASK_MS = 1000,
+  DRAW_MS = 250,
+  SAY_MS = 5000,
+  AGAIN_MS = 1500,
+  MOST_MS = 12_000,
+  LAST_EVENTS = 3000,
+  POINTS = 1500;
 const ABOUT = {
-  IDLE: "Nothing runs; it waits for the next start.", LOAD: "Weights are filled and mapped, processes come up.",
-  ROLLOUT: "Tokens are sampled; prefix work runs in the window.", SCORE: "The reference scores the responses.",
-  TRAIN: "Suffixes and prefixes run backward.", UPDATE: "The gate is closed: vote, step, publish.",
-  CHECKPOINT: "Weights and optimizer state are written to disk.", EVAL: "Held-out rows are answered; nothing changes.",
+  IDLE: "Nothing runs; it waits for the next start.",
+  LOAD: "Weights are filled and mapped, processes come up.",
+  ROLLOUT: "Tokens are sampled; prefix work runs in the window.",
+  SCORE: "The reference scores the responses.",
+  TRAIN: "Suffixes and prefixes run backward.",
+  UPDATE: "The gate is closed: vote, step, publish.",
+  CHECKPOINT: "Weights and optimizer state are written to disk.",
+  EVAL: "Held-out rows are answered; nothing changes.",
   DRAIN: "The run is ending.",
 };
 
 export class Live {
   constructor() {
-    this.story = new Story();
+    this.story = new Story(NAMES);
     this.curves = new Curves(byId("curves"), "live");
     this.status = null;
     this.history = null; // columns from before the stream began
@@ -36,11 +47,16 @@ export class Live {
     byId("controls").addEventListener("submit", (event) => {
       event.preventDefault();
       const count = Number(byId("count").value);
-      if (Number.isInteger(count) && count >= 1) this.ask("iterations", { count }, `${plural(count, "more iteration", "more iterations")} asked for.`);
+      if (Number.isInteger(count) && count >= 1)
+        this.ask("iterations", { count }, `${plural(count, "more iteration", "more iterations")} asked for.`);
       else byId("said").textContent = "A whole number from 1 on.";
     });
-    byId("stop-after").addEventListener("click", () => this.ask("stop", { when: "after_iteration", exit: false }, "No further iteration begins."));
-    byId("stop-end").addEventListener("click", () => this.ask("stop", { when: "after_iteration", exit: true }, "The run ends after this iteration."));
+    byId("stop-after").addEventListener("click", () =>
+      this.ask("stop", { when: "after_iteration", exit: false }, "No further iteration begins."),
+    );
+    byId("stop-end").addEventListener("click", () =>
+      this.ask("stop", { when: "after_iteration", exit: true }, "The run ends after this iteration."),
+    );
     byId("stop-now").addEventListener("click", () => byId("sure").showModal());
     byId("sure").addEventListener("close", () => {
       if (byId("sure").returnValue === "yes") this.ask("stop", { when: "now", exit: true }, "Stopping now.");
@@ -104,7 +120,8 @@ export class Live {
             this.story.tell(event);
             after = event.id;
           }
-          if (found.length) this.offset_s = Math.max(this.offset_s ?? -Infinity, found.at(-1).monotonic_s - performance.now() / 1e3);
+          if (found.length)
+            this.offset_s = Math.max(this.offset_s ?? -Infinity, found.at(-1).monotonic_s - performance.now() / 1e3);
         }
       } catch (error) {
         if (signal.aborted) return;
@@ -148,11 +165,15 @@ export class Live {
     while (!signal.aborted) {
       if (!document.hidden && this.link !== "ended" && this.link !== "lost") {
         try {
-          const [status, ledger, services] = await Promise.all([get("status", {}, signal), get("ledger", {}, signal), get("services", {}, signal)]);
+          const [status, ledger, services] = await Promise.all([
+            get("status", {}, signal),
+            get("ledger", {}, signal),
+            get("services", {}, signal),
+          ]);
           this.status = status;
           this.drawStatus();
           drawMemory(byId("memory"), ledger);
-          this.drawServices(services);
+          drawServices(byId("services"), services);
           await this.drawSamples(signal);
         } catch (error) {
           if (signal.aborted) return;
@@ -198,29 +219,19 @@ export class Live {
     if (place.dataset.phase === phase) return;
     place.dataset.phase = phase;
     place.textContent = phase;
-    byId("phase-about").textContent = ended ? `${this.story.alarm ? "" : `${ended.reason}, `}exit code ${ended.exit_code}` : (ABOUT[phase] ?? "");
+    byId("phase-about").textContent = ended
+      ? `${this.story.alarm ? "" : `${ended.reason}, `}exit code ${ended.exit_code}`
+      : (ABOUT[phase] ?? "");
   }
 
   drawStatus() {
     const status = this.status;
-    byId("goal-done").textContent = status.iterations_done;
-    byId("goal-wanted").textContent = status.iterations_wanted;
-    byId("goal").max = Math.max(1, status.iterations_wanted);
-    byId("goal").value = status.iterations_done;
-    const facts = [["Iteration", status.step], ["Weights version", status.version], ["Schedule", status.schedule], ["Up for", seconds(Date.now() / 1e3 - status.started_wall_s)]];
-    if (status.gpu) facts.push(["GPU", status.gpu.name], ["Shared by", status.gpu.sharing_used + (status.gpu.why ? ` (${status.gpu.why})` : "")]);
-    if (status.stopping) facts.push(["Stopping", status.stopping.replaceAll("_", " ")]);
-    show(byId("facts"), facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, String(value)))));
-    const rows = status.waiting.map((wait) => [wait.for, wait.from, seconds(wait.age_s), seconds(wait.deadline_s)]);
-    show(byId("waits"), rows.length ? table({ caption: "What the coordinator waits for", hidden: true, heads: ["what", "from", "for", "deadline"], rows, numeric: [2, 3] }) : el("p", { class: "none" }, "Nothing."));
-    show(byId("notes"), notes(status));
-    for (const id of ["start", "stop-after", "stop-end"]) byId(id).disabled = status.stopping !== null || this.link === "ended";
-  }
-
-  drawServices(services) {
-    const state = (one) => el("span", { class: "state", "data-state": one.state, title: one.log_path || null }, one.state);
-    const rows = services.map((one) => [one.service, state(one), String(one.incarnation), String(one.pid || "–"), one.heard_age_s === null ? "–" : `${seconds(one.heard_age_s)} ago`]);
-    show(byId("services"), table({ caption: "Service processes", hidden: true, heads: ["service", "state", "incarnation", "pid", "heard"], rows, numeric: [2, 3, 4] }));
+    drawGoal(status);
+    drawFacts(byId("facts"), status);
+    drawWaits(byId("waits"), status.waiting);
+    drawNotes(byId("notes"), status);
+    for (const id of ["start", "stop-after", "stop-end"])
+      byId(id).disabled = status.stopping !== null || this.link === "ended";
   }
 
   drawLanes(anyway) {
@@ -228,7 +239,8 @@ export class Live {
     if (this.held && !anyway) return;
     const last = story.phases.at(-1);
     const open = last?.end_s === null && !story.ended && story.phase !== "IDLE" && story.phase === this.status?.phase;
-    const now_s = open && this.offset_s !== null ? Math.max(story.clock_s, performance.now() / 1e3 + this.offset_s) : story.clock_s;
+    const now_s =
+      open && this.offset_s !== null ? Math.max(story.clock_s, performance.now() / 1e3 + this.offset_s) : story.clock_s;
     const key = `${story.clock_s} ${open ? Math.floor(now_s * 4) : ""}`;
     if (!anyway && key === this.drawnLanes) return;
     this.drawnLanes = key;
@@ -248,7 +260,15 @@ export class Live {
       this.curves.set([]);
       return;
     }
-    const values = Object.fromEntries(NAMES.map((name) => [name, [...kept.map(([, at]) => this.history.values[name]?.[at] ?? null), ...rows.map((row) => row.metrics[name] ?? null)]]));
+    const values = Object.fromEntries(
+      NAMES.map((name) => [
+        name,
+        [
+          ...kept.map(([, at]) => this.history.values[name]?.[at] ?? null),
+          ...rows.map((row) => row.metrics[name] ?? null),
+        ],
+      ]),
+    );
     this.curves.set([{ label: "", steps, values }]);
   }
 
@@ -261,22 +281,24 @@ export class Live {
     const key = JSON.stringify(groups);
     if (key === this.lastSamples) return;
     this.lastSamples = key;
-    byId("samples-about").textContent = groups.length ? `step ${groups[0].step}, ${plural(found.tables, "table", "tables")} in all: see History` : "";
-    byId("samples").replaceChildren(...(groups.length ? sampleElements(groups, "this", 0) : [el("p", { class: "none" }, "None yet: the configuration's run.sample_every says how often some are kept.")]));
+    byId("samples-about").textContent = groups.length
+      ? `step ${groups[0].step}, ${plural(found.tables, "table", "tables")} in all: see History`
+      : "";
+    byId("samples").replaceChildren(
+      ...(groups.length
+        ? sampleElements(groups, "this", 0)
+        : [el("p", { class: "none" }, "None yet: the configuration's run.sample_every says how often some are kept.")]),
+    );
   }
 }
 
-// What a status says of a replaced service and of trackers, where there is something to say.
-function notes({ swap, trackers = [] }) {
-  const found = trackers.filter((one) => one.state === "failed" || one.dropped_rows).map((one) =>
-    el("p", { class: one.state === "failed" ? "bad" : "soft" }, `Tracker ${one.name} ${one.state}: ${one.detail}${one.dropped_rows ? ` (${plural(one.dropped_rows, "row", "rows")} left out)` : ""}`));
-  if (!swap) return found;
-  const refused = swap.state === "refused" ? [` at ${swap.case}`, swap.got && `got ${swap.got}`, swap.needed && `needed ${swap.needed}`].filter(Boolean).join("; ") : "";
-  const since = swap.state === "swapped" && swap.step !== null ? `, from iteration ${swap.step} on` : "";
-  return [el("p", { class: swap.state === "refused" ? "bad" : "soft" }, `Replacement of ${swap.role}: ${swap.state}${refused}${since} `, el("code", {}, swap.command.join(" "))), ...found];
-}
-
-const pause = (ms, signal) => new Promise((done) => {
-  const timer = setTimeout(done, ms);
-  signal.addEventListener("abort", () => { clearTimeout(timer); done(); }, { once: true });
-});
+const pause = (ms, signal) =>
+  new Promise((done) => {
+    const end = () => {
+      clearTimeout(timer);
+      signal.removeEventListener("abort", end);
+      done();
+    };
+    const timer = setTimeout(end, ms);
+    signal.addEventListener("abort", end);
+  });

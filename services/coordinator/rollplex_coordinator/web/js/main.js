@@ -27,7 +27,8 @@ async function login(event) {
     hasRun = await runs();
   } catch (error) {
     forget();
-    if (error instanceof ApiError && error.status === 401) return showLogin("This is not the run's token. It is in the file “token” of the run directory.");
+    if (error instanceof ApiError && error.status === 401)
+      return showLogin("This is not the run's token. It is in the file “token” of the run directory.");
     return showLogin(error instanceof ApiError ? error.message : "The coordinator does not answer.");
   }
   byId("login").hidden = true;
@@ -63,7 +64,10 @@ async function route() {
   const past = !hasRun || view === "history";
   byId("live").hidden = past;
   byId("history").hidden = !past;
-  for (const [id, on] of [["to-live", !past], ["to-history", past]]) {
+  for (const [id, on] of [
+    ["to-live", !past],
+    ["to-history", past],
+  ]) {
     if (on) byId(id).setAttribute("aria-current", "page");
     else byId(id).removeAttribute("aria-current");
   }

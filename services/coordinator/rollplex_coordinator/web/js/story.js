@@ -1,10 +1,14 @@
 // The journal's events told as phases, lanes and numbers of the last iterations. Pure: events in, what to draw out.
 
-const KEPT = 12; // iterations
+const KEPT = 12; // iterations of the timeline
+const MOST_ROWS = 6000; // iterations of the curves: above it, every second of the older ones goes
+const NEWEST_ROWS = 500;
 const REWARDS = "rewards";
 
 export class Story {
-  constructor() {
+  // names: of the numbers that are kept of each iteration; null: all.
+  constructor(names = null) {
+    this.names = names;
     this.reset();
   }
 
@@ -45,20 +49,34 @@ export class Story {
       this.starts.splice(0, this.starts.length - KEPT);
       const from = this.starts[0].at_s;
       this.phases = this.phases.filter((span) => span.end_s === null || span.end_s > from);
-      for (const [lane, spans] of this.lanes) this.lanes.set(lane, spans.filter((span) => (span.end_s ?? span.start_s) > from));
+      for (const [lane, spans] of this.lanes)
+        this.lanes.set(
+          lane,
+          spans.filter((span) => (span.end_s ?? span.start_s) > from),
+        );
     }
   }
 
   onIterationDone({ step, metrics }) {
     if (this.rows.length && this.rows.at(-1).step >= step) this.rows = this.rows.filter((row) => row.step < step);
-    this.rows.push({ step, metrics });
+    const kept = this.names ? Object.fromEntries(this.names.map((name) => [name, metrics[name] ?? null])) : metrics;
+    this.rows.push({ step, metrics: kept });
+    if (this.rows.length > MOST_ROWS) {
+      const newest = this.rows.length - NEWEST_ROWS;
+      this.rows = this.rows.filter((_, at) => at >= newest || at % 2 === 0);
+    }
     this.tables += 1;
   }
 
   onUnitDone(event) {
     const { service, kind, unit, start_s, end_s, step, groups } = event;
     const text = groups.length ? `groups ${ranges(groups)}` : "";
-    if (kind === "generate" && event.decode_start_s !== null && event.decode_start_s >= start_s && event.decode_start_s <= end_s) {
+    if (
+      kind === "generate" &&
+      event.decode_start_s !== null &&
+      event.decode_start_s >= start_s &&
+      event.decode_start_s <= end_s
+    ) {
       this.span(service, { name: "prefill", kind: "prefill", start_s, end_s: event.decode_start_s, step, text });
       this.span(service, { name: "decode", kind: "decode", start_s: event.decode_start_s, end_s, step, text });
     } else {
@@ -68,22 +86,56 @@ export class Story {
   }
 
   onGroupRewarded({ group, start_s, end_s, step, mean }) {
-    this.span(REWARDS, { name: `reward of group ${group}`, kind: "reward", start_s, end_s, step, text: mean === null ? "" : `mean ${mean.toPrecision(3)}` });
+    this.span(REWARDS, {
+      name: `reward of group ${group}`,
+      kind: "reward",
+      start_s,
+      end_s,
+      step,
+      text: mean === null ? "" : `mean ${mean.toPrecision(3)}`,
+    });
   }
 
   onUpdateCommitted({ start_s, end_s, step }) {
-    this.span(this.trainer ?? "trainer[0:0]", { name: "optimizer step", kind: "optimizer", start_s, end_s, step, text: "" });
+    this.span(this.trainer ?? "trainer[0:0]", {
+      name: "optimizer step",
+      kind: "optimizer",
+      start_s,
+      end_s,
+      step,
+      text: "",
+    });
   }
 
   onServiceDied(event) {
     this.died = event;
-    this.alarm ??= { what: `${event.service} died: ${event.how}`, phase: event.phase, step: event.step, service: event.service, log_path: event.log_path, wall_s: event.wall_s };
+    this.alarm ??= {
+      what: `${event.service} died: ${event.how}`,
+      phase: event.phase,
+      step: event.step,
+      service: event.service,
+      log_path: event.log_path,
+      wall_s: event.wall_s,
+    };
   }
 
   onErrorRaised(event) {
     const { kind, what, got, needed, do: doing, where } = event.error;
-    this.alarm = { kind, what, got, needed, do: doing, where, phase: event.phase, step: event.step, service: event.service, log_path: event.log_path, wall_s: event.wall_s };
-    if (this.died) this.alarm.how = `${this.died.service} (incarnation ${this.died.incarnation}, pid ${this.died.pid}): ${this.died.how}`;
+    this.alarm = {
+      kind,
+      what,
+      got,
+      needed,
+      do: doing,
+      where,
+      phase: event.phase,
+      step: event.step,
+      service: event.service,
+      log_path: event.log_path,
+      wall_s: event.wall_s,
+    };
+    if (this.died)
+      this.alarm.how = `${this.died.service} (incarnation ${this.died.incarnation}, pid ${this.died.pid}): ${this.died.how}`;
   }
 
   onRunEnded({ exit_code, reason }) {
@@ -100,7 +152,12 @@ export class Story {
     const starts = this.starts.slice(-count);
     const from = starts.length ? starts[0].at_s : (this.phases[0]?.start_s ?? now_s);
     const until = Math.max(...this.spans(from).map((span) => span.end_s ?? now_s), from + 1e-6);
-    const moved = (span) => ({ ...span, start_s: Math.max(0, span.start_s - from), end_s: (span.end_s ?? Math.max(now_s, span.start_s)) - from, open: span.end_s === null });
+    const moved = (span) => ({
+      ...span,
+      start_s: Math.max(0, span.start_s - from),
+      end_s: (span.end_s ?? Math.max(now_s, span.start_s)) - from,
+      open: span.end_s === null,
+    });
     const inside = (spans) => spans.filter((span) => (span.end_s ?? now_s) > from).map(moved);
     return {
       steps: starts.map((start) => start.step),
@@ -112,7 +169,9 @@ export class Story {
   }
 
   spans(from) {
-    return [...this.phases, ...[...this.lanes.values()].flat()].filter((span) => span.end_s === null || span.end_s > from);
+    return [...this.phases, ...[...this.lanes.values()].flat()].filter(
+      (span) => span.end_s === null || span.end_s > from,
+    );
   }
 }
 
