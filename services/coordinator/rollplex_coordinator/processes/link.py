@@ -1,8 +1,7 @@
-"""The coordinator's line to its workers: instructions with cause ids out, typed answers in, every wait with a deadline.
+"""The coordinator's line to its workers: who has joined, who is awaited, who has ended, and the loop that hears them.
 
-Owns who has joined, what is awaited, and the one place where the event loop turns (`pump`). What an answer means is
-the business of whoever registered for its type with `on`. Processes that work together (`decisions.fleet`) are told
-together, and their answer is one (`merging`).
+Owns the one place where the event loop turns (`pump`). What workers are told is `asking`'s; what an answer means is the
+business of whoever registered for its type with `on`.
 
     pump(until) waits for: messages, deaths, signals, control requests.   unblocked by: `until()`, or an error.
 """
@@ -12,15 +11,16 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NoReturn, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn
 
-from rollplex.errors import ProtocolError, RollplexError, ServiceDied, StateError
+from rollplex.errors import ProtocolError
 from rollplex.protocol.common import Alive, Device, ErrorReport, Failed, Leave, Leaving, Received, Role
 from rollplex_coordinator.decisions.fleet import DEVICE, SINGLE, Fleet, Team
-from rollplex_coordinator.decisions.waits import Wait, Waits
-from rollplex_coordinator.processes.hub import Arrived, Event, Gone, Hub, Joined, Peer, Ready, Unreachable
-from rollplex_coordinator.processes.merging import OF_A_DEVICE, STREAMED, Instruction
+from rollplex_coordinator.decisions.waits import Wait
+from rollplex_coordinator.processes.asking import Asking
+from rollplex_coordinator.processes.ends import WorkerDied, WorkerFailed
+from rollplex_coordinator.processes.hub import Arrived, Event, Gone, Hub, Joined, Peer, Ready
 from rollplex_coordinator.processes.stop import StopRun
 from rollplex_coordinator.processes.supervisor import KILLED, Supervisor
 
@@ -31,33 +31,14 @@ SILENT_S = 4.0
 """A worker gives a sign of life each second."""
 PATIENCE_S = 3.0
 """How long an update from BEGIN to COMMIT, or a checkpoint, holds back a stop."""
-AnswerT = TypeVar("AnswerT")
 
 log = logging.getLogger("rollplex.coordinator")
 
-
-class WorkerFailed(RollplexError):  # noqa: N818 - it names what happened
-    """A worker reported an error; carries the worker's own parts."""
-
-    def __init__(self, peer: Peer, report: ErrorReport) -> None:
-        super().__init__(report.what, got=report.got, needed=report.needed, do=report.do, where=report.where)
-        self.peer = peer
-        self.report = report
+__all__ = ("PATIENCE_S", "Link", "WorkerDied", "WorkerFailed")
 
 
-class WorkerDied(ServiceDied):
-    """A worker's process ended while it was needed."""
-
-    def __init__(
-        self, what: str, *, role: Role, got: str, needed: str, do: str, where: str, device: Device = DEVICE
-    ) -> None:
-        super().__init__(what, got=got, needed=needed, do=do, where=where)
-        self.role = role
-        self.device = device
-
-
-class Link:
-    """Instructions and answers.
+class Link(Asking):
+    """Who is there, and the loop in which they are heard.
 
     Args:
         hub: the sockets.
@@ -75,17 +56,9 @@ class Link:
         clock: Callable[[], float] = time.monotonic,
         fleet: Fleet = SINGLE,
     ) -> None:
-        self.hub = hub
-        self.fleet = fleet
-        self.waits = Waits()
+        super().__init__(hub, fleet, ack_s, clock)
         self._supervisor = supervisor
-        self._ack_s = ack_s
-        self._clock = clock
-        self._peers: dict[tuple[Role, Device], Peer] = {}
         self._heard: dict[tuple[Role, Device], float] = {}
-        self._next_cause = 1
-        self._told: dict[int, tuple[Instruction, int]] = {}
-        self._handlers: dict[type, Callable[[Peer, Any], None]] = {}
         self._ready: dict[str, Callable[[], None]] = {}
         self._events: deque[Event] = deque()
         self._dismissed: set[Peer] = set()
@@ -214,143 +187,6 @@ class Link:
         if self._stop is not None and not (self._atomic and self._clock() - self._stop_asked_s < PATIENCE_S):
             raise self._stop
 
-    # --- instructions and answers ---------------------------------------------------------------------------------
-
-    def on(self, kind: type[AnswerT], handler: Callable[[Peer, AnswerT], None]) -> None:
-        """Give answers of this type to `handler` from now on; a later registration replaces it."""
-        self._handlers[kind] = handler
-
-    def ask(self, role: Role, make: Callable[[int], Any], what: str, section_s: float) -> int:
-        """Tell the one process of a role what `make(cause)` builds; its answer goes to the handler of its type.
-
-        Raises:
-            ProtocolError: the worker has not joined, or does not read; or the role has several processes.
-            WorkerFailed, ServiceDied: it has ended, which the end of its stream will say only later.
-        """
-        return self.ask_team(self._one(role, what), lambda cause, _: make(cause), what, section_s)
-
-    def ask_team(
-        self,
-        team: Team,
-        make: Callable[[int, int], Any],
-        what: str,
-        section_s: float,
-        heard: Callable[[Peer], None] = lambda _: None,
-    ) -> int:
-        """Tell each rank of a team what `make(cause, rank)` builds. Their answer goes to the handler of its type, once:
-        when all have answered, with the leader as its sender and under the leader's cause, which is returned. Answers
-        about a device (`merging.OF_A_DEVICE`) go there one by one.
-
-        Args:
-            heard: told of each process's answer when it comes.
-
-        Raises:
-            ProtocolError: a worker has not joined, or does not read.
-            WorkerFailed, ServiceDied: one has ended, which the end of its stream will say only later.
-        """
-        peers = [self._joined_peer(team.role, device, what) for device in team.devices]
-        told = Instruction(team, lambda rank: heard(peers[rank]))
-        causes = [self._tell(peer, make, rank, (what, section_s), told) for rank, peer in enumerate(peers)]
-        return causes[0]
-
-    def call(
-        self, role: Role, make: Callable[[int], Any], what: str, section_s: float, answer: type[AnswerT]
-    ) -> AnswerT:
-        """`ask`, and pump until its answer is there."""
-        return self.call_many({role: make}, what, section_s, answer)[role]
-
-    def call_many(
-        self,
-        instructions: dict[Role, Callable[[int], Any]],
-        what: str,
-        section_s: float,
-        answer: type[AnswerT],
-        heard: Callable[[Peer], None] = lambda _: None,
-    ) -> dict[Role, AnswerT]:
-        """`call` to several workers at once; `heard` is told of each answer when it comes."""
-        told = [(self._one(role, what), lambda cause, _, make=make: make(cause)) for role, make in instructions.items()]
-        return dict(zip(instructions, self.call_teams(told, what, section_s, answer, heard), strict=True))
-
-    def call_team(
-        self, team: Team, make: Callable[[int, int], Any], what: str, section_s: float, answer: type[AnswerT]
-    ) -> AnswerT:
-        """`ask_team`, and pump until its answer is there."""
-        (found,) = self.call_teams([(team, make)], what, section_s, answer)
-        return found
-
-    def call_teams(
-        self,
-        instructions: Sequence[tuple[Team, Callable[[int, int], Any]]],
-        what: str,
-        section_s: float,
-        answer: type[AnswerT],
-        heard: Callable[[Peer], None] = lambda _: None,
-    ) -> list[AnswerT]:
-        """`call_team` to several teams at once: their answers in order. Of answers about a device there is one for each
-        rank of each team. `heard` is told of each process's answer when it comes."""
-        answers: dict[tuple[Role, Device], AnswerT] = {}
-        before = self._handlers.get(answer)
-
-        def keep(peer: Peer, message: AnswerT) -> None:
-            answers[peer.role, peer.device] = message
-
-        self.on(answer, keep)
-        for team, make in instructions:
-            self.ask_team(team, make, what, section_s, heard)
-        teams = [team for team, _ in instructions]
-        wanted = [
-            (team.role, device)
-            for team in teams
-            for device in (team.devices if answer in OF_A_DEVICE else (team.leader,))
-        ]
-        try:
-            self.pump(lambda: len(answers) == len(wanted))
-        finally:
-            if before is not None:
-                self._handlers[answer] = before
-        return [answers[place] for place in wanted]
-
-    def _one(self, role: Role, what: str) -> Team:
-        """The team of a role that has one process."""
-        first, *others = self.fleet.teams_of(role)
-        if others or len(first.devices) > 1:
-            raise ProtocolError(
-                "cannot instruct a role of several processes as one", got=what, needed="a team of it", where=str(role)
-            )
-        return first
-
-    def _joined_peer(self, role: Role, device: Device, what: str) -> Peer:
-        peer = self._peers.get((role, device))
-        if peer is None:
-            raise ProtocolError(
-                "cannot instruct a worker that has not joined", got=what, where=self.fleet.name(role, device)
-            )
-        return peer
-
-    def _tell(
-        self,
-        peer: Peer,
-        make: Callable[[int, int], Any],
-        rank: int,
-        wait: tuple[str, float],
-        told: Instruction,
-    ) -> int:
-        """One process's part of an instruction. wait: what is awaited, and within how many seconds."""
-        cause = self._new_cause()
-        try:
-            self.hub.send(peer, make(cause, rank))
-            reached = True
-        except Unreachable:
-            reached = False
-        what, section_s = wait
-        self.waits.add(
-            cause=cause, what=what, peer=str(peer), now_s=self._clock(), ack_s=self._ack_s, section_s=section_s
-        )
-        self._told[cause] = (told, rank)
-        if not reached:
-            self._gone(peer)
-        return cause
-
     # --- the loop -------------------------------------------------------------------------------------------------
 
     def pump(self, until: Callable[[], bool]) -> None:
@@ -411,36 +247,8 @@ class Link:
                 self._failed(peer, message.error)
             case Leaving():
                 self.stop(StopRun(source=f"{message.reason} to {peer}", exit_code=0))
-            case _ if isinstance(message, STREAMED):
-                self.waits.touch(message.cause, self._clock())
-                told, rank = self._told_of(peer, message)
-                self._dispatch_all(told, peer, told.piece(rank, message))
             case _:
-                self.waits.answered(message.cause, str(peer))
-                told, rank = self._told.pop(message.cause)
-                self._dispatch_all(told, peer, told.answered(rank, message))
-
-    def _told_of(self, peer: Peer, message: Any) -> tuple[Instruction, int]:
-        """The instruction that a piece belongs to."""
-        told, rank = self._told.get(message.cause, (None, 0))
-        if told is None or (told.team.role, told.team.devices[rank]) != (peer.role, peer.device):
-            raise StateError(
-                "a piece of an answer that nobody waits for",
-                got=f"{type(message).__name__} to {message.cause} from {peer}",
-                needed="one before the answer itself, from whoever was asked",
-            )
-        return told, rank
-
-    def _dispatch_all(self, told: Instruction, peer: Peer, messages: Iterable[Any]) -> None:
-        leader = self._peers.get((told.team.role, told.team.leader), peer)
-        for message in messages:
-            self._dispatch(peer if isinstance(message, OF_A_DEVICE) else leader, message)
-
-    def _dispatch(self, peer: Peer, message: Any) -> None:
-        handler = self._handlers.get(type(message))
-        if handler is None:
-            raise StateError("a message that nobody asked for", got=type(message).__name__, where=str(peer))
-        handler(peer, message)
+                self._heard_answer(peer, message)
 
     def died(self, role: Role, device: Device = DEVICE) -> None:
         """A child's pidfd became readable: hear its last words, then raise. Nothing, if it was replaced meanwhile."""
@@ -503,10 +311,6 @@ class Link:
             raise WorkerFailed(peer, message.error)
         if isinstance(message, Leaving):
             raise StopRun(source=f"{message.reason} to {peer}", exit_code=0)
-
-    def _new_cause(self) -> int:
-        self._next_cause += 1
-        return self._next_cause - 1
 
 
 def _text(role: Role, device: Device) -> str:
