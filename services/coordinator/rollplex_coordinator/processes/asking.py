@@ -46,6 +46,7 @@ class Asking(ABC):
     @abstractmethod
     def _gone(self, peer: Peer) -> NoReturn:
         """A worker has ended: raise how."""
+        raise NotImplementedError
 
     def on(self, kind: type[AnswerT], handler: Callable[[Peer, AnswerT], None]) -> None:
         """Give answers of this type to `handler` from now on; a later registration replaces it."""
