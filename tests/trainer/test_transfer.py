@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from rollplex.errors import SegmentError, StateError
+from rollplex.checkpoint.folder import read_manifest
+from rollplex.errors import CheckpointError, SegmentError, StateError
 from rollplex.memory.header import HeaderPage, State
 from rollplex.memory.tensors import views
 from rollplex.protocol.common import DigestRequest
-from rollplex.protocol.trainer import KeepGradients, SaveCheckpoint
+from rollplex.protocol.trainer import KeepGradients, Restore, SaveCheckpoint
 from rollplex_trainer.transfer import Destination
 from support.rank_trainers import Node, RankWorld
 from support.tiny import write_model
@@ -27,10 +28,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+def node_of(folder: Path) -> Node:
+    return Node(folder, {"number": 0, "training": 1, "rollout": 1, "target": 1, "dtype": "float32", "frozen": True}, 1)
+
+
 @pytest.fixture
 def world(folder: Path) -> Iterator[RankWorld]:
-    job = {"number": 0, "training": 1, "rollout": 1, "target": 1, "dtype": "float32", "frozen": True}
-    node = Node(folder, job, 1)
+    node = node_of(folder)
     yield RankWorld(node, 0, None)
     node.segments.close()
 
@@ -100,6 +104,23 @@ def test_a_copy_that_fails_poisons_this_devices_weights_and_the_targets(
         world.publish(1)
     for page in (world.header, target(world)[0], target(world, 1)[0]):
         assert page.read().state is State.POISONED
+
+
+def test_a_checkpoint_with_other_weights_than_it_says_is_not_published(
+    world: RankWorld, folder: Path, tmp_path: Path
+) -> None:
+    world.publish(0)
+    saved = tmp_path / "step_4"
+    world.send(SaveCheckpoint(cause=1, step=4, version=0, folder=str(saved), state_json="{}"))
+    digest = read_manifest(saved).identity.digest
+    assert digest == world.header.require(0).digest
+    right = RankWorld(node_of(folder), 0, Restore(folder=str(saved), version=4, digest=digest))
+    assert right.publish(4).digest == digest
+    wrong = RankWorld(node_of(folder), 0, Restore(folder=str(saved), version=4, digest="00" * 32))
+    with pytest.raises(CheckpointError, match="holds other weights than its manifest says"):
+        wrong.publish(4)
+    with pytest.raises(SegmentError, match="does not hold weights"):
+        wrong.header.read()
 
 
 def test_only_the_leader_writes_files(world: RankWorld, tmp_path: Path) -> None:

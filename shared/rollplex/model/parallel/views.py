@@ -12,9 +12,6 @@ from torch import Tensor
 
 from rollplex.layout.parallel.places import Place
 from rollplex.layout.parallel.plan import Parameter
-from rollplex.layout.parallel.training import gradient_plan
-
-__all__ = ("gradient_plan", "place_view", "shard_views")
 
 
 def shard_views(segment: Tensor, parameters: Iterable[Parameter]) -> dict[str, Tensor]:
