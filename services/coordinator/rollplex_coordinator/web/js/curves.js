@@ -44,6 +44,7 @@ export class Curves {
     for (const figure of this.figures.values()) figure.plot.destroy();
     this.figures.clear();
     this.place.replaceChildren();
+    this.place.classList.toggle("many", this.series.length > 1);
     if (this.series.length) for (const curve of CURVES) this.draw(curve);
   }
 
@@ -115,21 +116,18 @@ export class Curves {
     host.setAttribute("aria-label", `${curve.title} over iterations, last ${texts.join("; ")}`);
   }
 
-  // Beside the title: what is under the cursor, or the last value.
+  // Beside the title: each run's value under the cursor, or its last one.
   tell(curve, plot) {
     const figure = this.figures.get(curve.name);
     if (!figure) return;
-    const at = plot.cursor.idx;
-    const under =
-      at === null || at === undefined
-        ? null
-        : this.series.map((_, i) => plot.data[i + 1][at]).find((one) => one !== null && one !== undefined);
-    figure.value.textContent =
-      under !== undefined && under !== null
-        ? `${number(under)} at ${plot.data[0][at]}`
-        : this.series.length === 1
-          ? number(lastOf(this.series[0].values[curve.name]))
-          : "";
+    const at = plot.cursor.idx ?? null;
+    const texts = this.series.map((_, run) => number(lastOf(plot.data[run + 1], at)));
+    const where = at === null ? "" : ` at ${plot.data[0][at]}`;
+    const alone = texts.length === 1;
+    figure.value.replaceChildren(
+      ...texts.map((text, run) => el("span", { class: alone ? null : `c${run % COLOURS}` }, run ? ` ${text}` : text)),
+      where,
+    );
   }
 
   fit() {
@@ -140,4 +138,6 @@ export class Curves {
   }
 }
 
-const lastOf = (values = []) => values.findLast((one) => one !== null && one !== undefined) ?? null;
+// The last value that there is, up to a place: runs that are drawn together were thinned differently.
+const lastOf = (values = [], until = null) =>
+  (until === null ? values : values.slice(0, until + 1)).findLast((one) => one !== null && one !== undefined) ?? null;

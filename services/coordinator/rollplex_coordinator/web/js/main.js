@@ -23,8 +23,7 @@ async function login(event) {
   if (!/^[\x21-\x7e]+$/.test(token)) return showLogin("A token is one word of plain characters.");
   setToken(token);
   try {
-    await get("runs");
-    hasRun = await runs();
+    hasRun = (await get("runs")).some((run) => run.current);
   } catch (error) {
     forget();
     if (error instanceof ApiError && error.status === 401)
@@ -39,16 +38,6 @@ async function login(event) {
   if (hasRun) live.start();
   await route();
   byId("main").focus();
-}
-
-async function runs() {
-  try {
-    await get("status");
-    return true;
-  } catch (error) {
-    if (error instanceof ApiError && error.status === 404) return false;
-    throw error;
-  }
 }
 
 function logout() {
