@@ -15,9 +15,15 @@ from rollplex.trace.validate import problems
 from rollplex.trace.where import hidden_share
 from support.nodes import Finished, Start
 
+pytestmark = pytest.mark.timeout(240)  # whichever test comes first starts two nodes
 ITERATIONS = 3
 UNITS = 4
 """Prefix units of a step, each of one prompt."""
+LONG: dict[str, object] = {
+    "rollout.max_new_tokens": 320,
+    "rollout.forced_lengths": [6, 8, 4, 12, 10, 18, 24, 14, 40, 60, 320, 50],
+}
+"""A decode that lasts longer than a prefix worker ever waits for a core."""
 
 
 class Traced:
@@ -45,7 +51,8 @@ def traced(start: Start) -> dict[str, Traced]:
     """Three iterations under overlap and under serial."""
     found = {}
     for schedule in ("overlap", "serial"):
-        run = start("--iterations", str(ITERATIONS), overrides={"run.schedule": schedule}).wait()
+        overrides = {**(LONG if schedule == "overlap" else {}), "run.schedule": schedule}
+        run = start("--iterations", str(ITERATIONS), overrides=overrides).wait()
         assert run.code == 0, run.stderr
         found[schedule] = Traced(run)
     return found
