@@ -26,7 +26,14 @@ from rollplex.config import load
 from rollplex.config.yaml_text import dumps
 from rollplex.demo.digits import write_digits
 from rollplex.demo.recipe import make_config
-from rollplex.journal.events import ErrorRaised, LeaseGranted, ServiceDied, ServiceStarted, UpdateCommitted
+from rollplex.journal.events import (
+    ErrorRaised,
+    LeaseGranted,
+    LeaseReleased,
+    ServiceDied,
+    ServiceStarted,
+    UpdateCommitted,
+)
 from rollplex.layout.parallel.degrees import RolloutLayout, TrainingLayout
 from rollplex.layout.parallel.plan import plan
 from rollplex.layout.parameters import gradient_table, parameter_table
@@ -264,6 +271,19 @@ def test_ranks_sample_on_policy_what_one_device_samples(tensor_parallel: dict[st
     assert all(0 <= token < 448 for row in rows for token in row["ids"])
 
 
+def test_private_memory_of_each_rank_is_within_five_per_cent_of_its_lease(
+    tensor_parallel: dict[str, Finished],
+) -> None:
+    measured = [
+        lease for run in tensor_parallel.values() for lease in run.of(LeaseReleased) if lease.held_bytes is not None
+    ]
+    kinds = {Kind.ROLLOUT_KV, Kind.REFERENCE_PREFIX_KV, Kind.PREFIX_ACTIVATIONS, Kind.WORKSPACE}
+    assert {(lease.kind, lease.device.index) for lease in measured} == {(kind, n) for kind in kinds for n in range(2)}
+    for lease in measured:
+        assert lease.held_bytes is not None
+        assert abs(lease.held_bytes - lease.size_bytes) <= 0.05 * lease.size_bytes, lease
+
+
 def test_a_checkpoint_of_several_devices_goes_on_under_one_and_is_the_same_files(
     tensor_parallel: dict[str, Finished], one: Finished, start: Start, wide: Project, tmp_path: Path
 ) -> None:
@@ -291,14 +311,17 @@ def test_replicas_one_with_texts_and_one_with_pictures_have_the_single_processs_
 
 
 def test_rollout_on_devices_of_its_own_ends_with_the_colocated_weights_and_leaves_them_idle(
-    on_devices: OnDevices,
+    on_devices: OnDevices, wide: Project
 ) -> None:
+    """The colocated run is evaluated too, by both engines, which changes nothing."""
     split = {"parallel__placement": "disaggregated", "parallel__rollout_devices": 2}
-    together = on_devices("--iterations", "2", **placement_words(2, 1, 2)).wait()
+    held_out = {"data": str(wide.folder / "data" / "held_out.jsonl"), "every": 1, "limit": 7}
+    together = on_devices("--iterations", "2", eval=held_out, **placement_words(2, 1, 2)).wait()
     apart_ = on_devices("--iterations", "2", **placement_words(2, 1, 4), **split).wait()
     for run in (together, apart_):
         assert run.code == 0, run.stderr
     assert apart_.checkpoint() == together.checkpoint()
+    assert [(row["step"], row["count"]) for row in together.evals] == [(0, 7.0), (1, 7.0), (2, 7.0)]
     for row in apart_.metrics:
         assert row["rebuilt_bytes"] > 0
         assert all(row[f"time/idle/0:{device}_s"] > 0.0 for device in range(4))
