@@ -73,6 +73,18 @@ def test_digests_are_asked_for_and_compared(client: httpx.Client, control: FakeC
     assert control.calls == [("digests",), ("digests",)]
 
 
+def test_a_replacement_reaches_the_core_and_answers_with_what_is_to_become_of_it(
+    client: httpx.Client, control: FakeControl
+) -> None:
+    answer = client.post("/services/rollout/swap", json={"command": ["serve", "--fast"]})
+    assert (answer.status_code, answer.json()["state"]) == (202, "testing")
+    assert control.calls == [("swap", "rollout", ("serve", "--fast"))]
+    for wrong in ({"command": []}, {"command": "serve"}, {"command": [""]}, {"command": ["x"], "shell": True}, {}):
+        assert client.post("/services/rollout/swap", json=wrong).status_code == 422
+    assert client.post("/services/nobody/swap", json={"command": ["serve"]}).status_code == 422
+    assert len(control.calls) == 1
+
+
 def test_the_surface_is_exactly_this(client: httpx.Client) -> None:
     paths = client.get("/openapi.json").json()["paths"]
     assert {(method, path) for path, methods in paths.items() for method in methods} == {
@@ -84,6 +96,7 @@ def test_the_surface_is_exactly_this(client: httpx.Client) -> None:
         ("get", "/ledger"),
         ("get", "/services"),
         ("post", "/services/digests"),
+        ("post", "/services/{role}/swap"),
         ("get", "/checkpoints"),
         ("post", "/checkpoints"),
         ("get", "/events"),
