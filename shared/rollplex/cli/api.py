@@ -116,6 +116,7 @@ class Service(Struct, frozen=True, kw_only=True):
 
     service: str
     role: str
+    device: str
     incarnation: int
     pid: int
     state: str

@@ -14,9 +14,8 @@ SERVE = ("serve", "--fast")
 
 
 def test_a_newcomer_that_conforms_waits_for_a_border_and_then_has_the_place() -> None:
+    assert (Swaps(HOST).newest, Swaps(HOST).due) == (None, None)
     swaps = Swaps(HOST)
-    assert swaps.newest is None
-    assert swaps.due is None
     assert swaps.ask(Role.ROLLOUT, SERVE, stopping=False).stage is Stage.TESTING
     assert swaps.due is None
     waiting = swaps.passed()

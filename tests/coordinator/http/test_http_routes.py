@@ -79,9 +79,16 @@ def test_a_replacement_reaches_the_core_and_answers_with_what_is_to_become_of_it
     answer = client.post("/services/rollout/swap", json={"command": ["serve", "--fast"]})
     assert (answer.status_code, answer.json()["state"]) == (202, "testing")
     assert control.calls == [("swap", "rollout", ("serve", "--fast"))]
-    for wrong in ({"command": []}, {"command": "serve"}, {"command": [""]}, {"command": ["x"], "shell": True}, {}):
-        assert client.post("/services/rollout/swap", json=wrong).status_code == 422
-    assert client.post("/services/nobody/swap", json={"command": ["serve"]}).status_code == 422
+    wrong: list[dict[str, object]] = [
+        {"command": []},
+        {"command": "serve"},
+        {"command": [""]},
+        {"command": ["x"], "shell": True},
+        {},
+    ]
+    for body in wrong:
+        assert client.post("/services/rollout/swap", json=body).status_code == 422, body
+    assert client.post("/services/nobody/swap", json={"command": ["serve"]}).status_code == 400
     assert len(control.calls) == 1
 
 
