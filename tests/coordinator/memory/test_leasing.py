@@ -364,3 +364,33 @@ def test_private_memory_is_counted_and_trimmed_on_the_device_where_it_is(pair: P
     assert pair.memory.leased.private == ((Role.PREFIX, 3 * PAGE),)
     pair.memory.trimmed(Role.PREFIX)
     assert dict(pair.memory.leased.private) == {}
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    units=st.lists(
+        st.tuples(st.sampled_from([(DEVICE,), (OTHER,), BOTH, (OTHER, DEVICE)]), st.integers(1, 6)), max_size=12
+    ),
+    seed=st.integers(0, 2**16),
+)
+def test_whoever_asks_gets_its_blocks_on_all_devices_if_those_who_have_theirs_give_them_back(
+    tmp_path: Path, units: list[tuple[tuple[Device, ...], int]], seed: int
+) -> None:
+    made, rng = Pair(tmp_path), random.Random(seed)
+    have: list[tuple[Blocks, ...]] = []
+    left = list(units)
+    done = 0
+    try:
+        while done < len(units):
+            if left and (not have or rng.random() < 0.6):
+                devices, pages = left.pop(0)
+                made.memory.when_free((want(pages),), have.append, devices=devices)
+            else:
+                assert have, "somebody can always be worked on to its end"
+                for blocks in have.pop(rng.randrange(len(have))):
+                    made.memory.release(blocks)
+                done += 1
+            made.ledger.check_integrity()
+        assert made.held_pages() == [0, 0, 0]
+    finally:
+        made.close()
