@@ -17,7 +17,7 @@ def test_a_newcomer_that_conforms_waits_for_a_border_and_then_has_the_place() ->
     assert (Swaps(HOST).newest, Swaps(HOST).due) == (None, None)
     swaps = Swaps(HOST)
     assert swaps.ask(Role.ROLLOUT, SERVE, stopping=False).stage is Stage.TESTING
-    assert swaps.due is None
+    assert [swaps.due] == [None]
     waiting = swaps.passed()
     assert swaps.due == waiting
     done = swaps.swapped(3)
