@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rollplex.conformance.cases import close_enough
+from rollplex.conformance.judging import close_enough
 from rollplex.conformance.reading import READER, ask_digest, drain, take_over
 from rollplex.conformance.sitting import Sheet, Sitting, Violation
 from rollplex.conformance.world import DTYPE, World

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from msgspec import Struct
 
@@ -34,8 +34,8 @@ RUN_ID = "conformance"
 TICK_S = 0.05
 STAYS_S = 0.5
 """How long a worker is watched that should wait."""
-AMONG = (Received, Alive, Failed, Leaving, Prefilled, GroupFinished)
-"""What comes beside the one answer of an instruction."""
+BESIDE: Final = (Prefilled, GroupFinished)
+"""What a unit sends before its answer."""
 AnswerT = TypeVar("AnswerT")
 
 
@@ -271,7 +271,7 @@ class Sitting:
         return self._kinds.get(cause)
 
     def _final(self, cause: int) -> list[Any]:
-        beside = (Received, Alive, Leaving, Prefilled, GroupFinished)
+        beside = (Received, Alive, Leaving, *BESIDE)
         found = [h.message for h in self.line.heard if not isinstance(h.message, beside)]
         return [message for message in found if message.cause == cause]
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rollplex.checkpoint.folder import LATEST, verify
-from rollplex.conformance.cases import close_enough
+from rollplex.conformance.judging import close_enough
 from rollplex.conformance.reading import READER, ask_digest
 from rollplex.conformance.sitting import Broken, Sheet, Sitting, Violation
 from rollplex.conformance.world import SAMPLES, Weights, World

@@ -150,7 +150,10 @@ class Link(Asking):
         while there and (left := end - self._clock()) > 0:
             events = self.hub.poll(min(left, ENDING_TICK_S))
             there = Gone(peer=peer) not in events and not self._supervisor.exit_text(role, device)
-            self._events.extend(events)
+            kept = [event for event in events if not isinstance(event, Ready)]  # what is ready will be so again
+            self._events.extend(kept)
+            if len(kept) < len(events):
+                time.sleep(ENDING_TICK_S)
         self.hub.disconnect(peer)
 
     def await_ends(self, deadline_s: float, children_run: Callable[[], bool]) -> list[Peer]:
