@@ -22,7 +22,7 @@ from rollplex_coordinator.decisions.swap import TAKEOVER, Surroundings, Swap, Sw
 from rollplex_coordinator.decisions.work import Work
 from rollplex_coordinator.processes.link import WorkerDied, WorkerFailed
 from rollplex_coordinator.processes.node import Node
-from rollplex_coordinator.processes.tester import Tester
+from rollplex_coordinator.processes.trial import Trial
 from rollplex_coordinator.steps.context import Context
 from rollplex_coordinator.telling import say
 
@@ -47,7 +47,7 @@ class Swapping:
                 pools=config.rollout.engine == "sglang",
             )
         )
-        self._tester: Tester | None = None
+        self._trial: Trial | None = None
 
     @property
     def due(self) -> bool:
@@ -61,8 +61,8 @@ class Swapping:
             StateError: it cannot be replaced, or not now.
         """
         swap = self.swaps.ask(role, command, stopping=self._work.stopping is not None)
-        self._tester = Tester(self._node.run_dir, role, command)
-        self._node.link.watch(self._tester.pidfd, TAG, self._tested)
+        self._trial = Trial(self._node.run_dir, role, command)
+        self._node.link.watch(self._trial.pidfd, TAG, self._tested)
         say(f"rollplex: {role} is to be replaced by {' '.join(command)}: testing it")
         return swap
 
@@ -109,19 +109,19 @@ class Swapping:
 
     def close(self) -> None:
         """The run ends."""
-        if self._tester is not None:
-            self._tester.close()
-            self._tester = None
+        if self._trial is not None:
+            self._trial.close()
+            self._trial = None
         if self.swaps.newest is not None and self.swaps.newest.under_way:
             self._refuse(TAKEOVER, "the end of the run", "another iteration")
 
     def _tested(self) -> None:
-        tester = self._tester
-        assert tester is not None, "its descriptor is watched"
-        self._node.link.unwatch(tester.pidfd, TAG)
-        failure = tester.failure()
-        tester.close()
-        self._tester = None
+        trial = self._trial
+        assert trial is not None, "its descriptor is watched"
+        self._node.link.unwatch(trial.pidfd, TAG)
+        failure = trial.failure()
+        trial.close()
+        self._trial = None
         if failure is None:
             self.swaps.passed()
         else:

@@ -19,12 +19,14 @@ from rollplex.protocol.common import Role
 from rollplex_coordinator.processes.environment import environment_of
 
 END_S = 5.0
+PATIENCE = ("--received-s", "15", "--grace-s", "15")
+"""More than a test by itself has: the run beside it takes the cores."""
 NAME = "conformance"
 UNTESTED = "conformance"
 """The case of a test that did not end with a report."""
 
 
-class Tester:
+class Trial:
     """One test. `pidfd` becomes readable when it is over.
 
     Args:
@@ -36,7 +38,17 @@ class Tester:
         self._report.unlink(missing_ok=True)
         self.log_path = run_dir / "logs" / f"{NAME}.log"
         self.log_path.parent.mkdir(exist_ok=True)
-        words = [sys.executable, "-m", "rollplex.conformance", "--stop", "--json", str(self._report), role, "--"]
+        words = [
+            sys.executable,
+            "-m",
+            "rollplex.conformance",
+            "--stop",
+            "--json",
+            str(self._report),
+            *PATIENCE,
+            role,
+            "--",
+        ]
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 [*words, *command],
