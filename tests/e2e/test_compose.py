@@ -229,5 +229,11 @@ def test_a_stop_while_everything_still_starts_ends_every_container_with_code_0(n
 
 def caught_terms(node: Node, service: str) -> bool:
     """Whether process 1 of a container handles SIGTERM (bit 14 of SigCgt): before that nothing can reach it."""
-    status = dict(line.split(":\t") for line in node.inside(service, "cat", "/proc/1/status").splitlines())
+    try:
+        text = node.inside(service, "cat", "/proc/1/status")
+    except AssertionError:  # the command was not let in
+        state = node.inspect(service)["State"]
+        assert state["Running"], f"{service} ended with {state['ExitCode']}:\n{node.run('logs')}"
+        return False
+    status = dict(line.split(":\t") for line in text.splitlines())
     return bool(int(status["SigCgt"], 16) >> 14 & 1)
