@@ -72,6 +72,9 @@ def test_a_frozen_tower_in_bfloat16_without_reference_streams_with_rloo(start: S
     files = run.checkpoint()
     moments = load(next(content for name, content in files.items() if "optimizer" in name))
     assert not any("visual" in name for name in moments)
+    streamed = start("--iterations", str(ITERATIONS), overrides={**overrides, "memory.optimizer": "host"}).wait()
+    assert streamed.code == 0, streamed.stderr
+    assert streamed.checkpoint() == files, "state that passes through in pieces becomes the same, bit for bit"
 
 
 @pytest.mark.timeout(200)
