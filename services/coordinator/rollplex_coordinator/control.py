@@ -305,6 +305,11 @@ class CoreControl:
                 self._send_digests(future)
             self._digests_wanted.clear()
 
+    @property
+    def digesting(self) -> bool:
+        """Some process has been asked for its digest by a request, and has not answered."""
+        return bool(self._digests)
+
     def _ask_digests(self, future: Future[DigestsView]) -> None:
         if self.gate is None:
             raise StateError("the weights are not loaded yet", got="a request for digests", needed="a loaded node")

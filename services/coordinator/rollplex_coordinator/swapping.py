@@ -14,7 +14,15 @@ import logging
 import time
 from collections.abc import Sequence
 
-from rollplex.errors import EngineError, ModelError, ProtocolError, ServiceDied, StateError, WaitError
+from rollplex.errors import (
+    ConfigError,
+    EngineError,
+    ModelError,
+    ProtocolError,
+    ServiceDied,
+    StateError,
+    WaitError,
+)
 from rollplex.journal.events import ServiceReady, ServiceSwapped, SwapRefused
 from rollplex.protocol.common import DigestReply, DigestRequest, Drain, Drained, Loaded, Role
 from rollplex_coordinator.control import CoreControl
@@ -22,12 +30,12 @@ from rollplex_coordinator.decisions.swap import TAKEOVER, Surroundings, Swap, Sw
 from rollplex_coordinator.decisions.work import Work
 from rollplex_coordinator.processes.link import WorkerDied, WorkerFailed
 from rollplex_coordinator.processes.node import Node
-from rollplex_coordinator.processes.trial import Trial
+from rollplex_coordinator.processes.trial import UNTESTED, Trial
 from rollplex_coordinator.steps.context import Context
 from rollplex_coordinator.telling import say
 
 TAG = "conformance test"
-WENT_WRONG = (WorkerFailed, ServiceDied, WaitError, ModelError, EngineError, ProtocolError, StateError)
+WENT_WRONG = (WorkerFailed, ServiceDied, WaitError, ModelError, EngineError, ProtocolError, StateError, ConfigError)
 """What a newcomer can do to whoever lets it in."""
 
 log = logging.getLogger("rollplex.coordinator")
@@ -45,6 +53,7 @@ class Swapping:
                 external_workers=node.external_workers,
                 gpu=node.device is not None,
                 pools=config.rollout.engine == "sglang",
+                remote=not config.http.is_loopback,
             )
         )
         self._trial: Trial | None = None
@@ -58,10 +67,15 @@ class Swapping:
         """Begin to replace a service: its test starts now.
 
         Raises:
-            StateError: it cannot be replaced, or not now.
+            StateError: it cannot be replaced, or not now; or its test cannot be started.
         """
         swap = self.swaps.ask(role, command, stopping=self._work.stopping is not None)
-        self._trial = Trial(self._node.run_dir, role, command)
+        needed = "a program and arguments that a process can be started with"
+        try:
+            self._trial = Trial(self._node.run_dir, role, command)
+        except (OSError, ValueError) as error:  # ValueError: a null character in a word
+            self._refuse(UNTESTED, str(error), needed)
+            raise StateError("the conformance test cannot be started", got=str(error), needed=needed) from error
         self._node.link.watch(self._trial.pidfd, TAG, self._tested)
         say(f"rollplex: {role} is to be replaced by {' '.join(command)}: testing it")
         return swap
@@ -136,7 +150,12 @@ class Swapping:
     def _dismiss(self, context: Context, role: Role) -> None:
         """The one that has the place finishes, reads no more, and leaves."""
         node, link, version = self._node, self._node.link, self._node.record.version
-        link.pump(lambda: not any(wait.peer == str(link.peer(role)) for wait in link.waits.open))
+
+        def quiet() -> bool:
+            """Nothing is awaited from it, and no digests from anybody: theirs would be taken for the newcomer's."""
+            return not self._control.digesting and all(wait.peer != str(link.peer(role)) for wait in link.waits.open)
+
+        link.pump(quiet)
         link.call(
             role,
             lambda cause: Drain(cause=cause, version=version),

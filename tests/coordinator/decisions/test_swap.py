@@ -9,7 +9,7 @@ from rollplex.errors import StateError
 from rollplex.protocol.common import Role
 from rollplex_coordinator.decisions.swap import TAKEOVER, Stage, Surroundings, Swaps
 
-HOST = Surroundings(single=True, external_workers=False, gpu=False, pools=False)
+HOST = Surroundings(single=True, external_workers=False, gpu=False, pools=False, remote=False)
 SERVE = ("serve", "--fast")
 
 
@@ -47,6 +47,7 @@ def test_a_newcomer_can_be_refused_by_its_test_and_at_the_border(*, passed: bool
         (Role.ROLLOUT, replace(HOST, external_workers=True), "workers that this coordinator starts"),
         (Role.PREFIX, replace(HOST, gpu=True), "host memory"),
         (Role.ROLLOUT, replace(HOST, pools=True), "an engine without a pool"),
+        (Role.ROLLOUT, replace(HOST, remote=True), "a control API on loopback"),
     ],
 )
 def test_what_cannot_be_replaced_is_refused_by_name(role: Role, around: Surroundings, needed: str) -> None:

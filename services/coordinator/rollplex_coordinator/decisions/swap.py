@@ -59,6 +59,8 @@ class Surroundings(Struct, frozen=True, kw_only=True):
     gpu: bool
     pools: bool
     """The rollout's engine keeps a pool of K/V for the whole run."""
+    remote: bool
+    """Other machines reach the control API, which names the program."""
 
 
 class Swaps:
@@ -94,6 +96,11 @@ class Swaps:
             (not command, "a program", ""),
             (not around.single, "one device: several processes of a role would have to be replaced at once", again),
             (around.external_workers, "workers that this coordinator starts", "Replace the container, and go on."),
+            (
+                around.remote,
+                "a control API on loopback: what it is told to start runs as this user",
+                "Set http.host to 127.0.0.1 and use an SSH tunnel.",
+            ),
             (around.gpu, "host memory: the conformance test has no GPU of its own", again),
             (role is Role.ROLLOUT and around.pools, "an engine without a pool for the whole run", again),
             (newest is not None and newest.under_way, "no other replacement under way", "Wait for it."),

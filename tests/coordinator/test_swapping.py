@@ -1,0 +1,134 @@
+"""What replacing a service does where a process cannot be started: the run keeps the program that it has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from rollplex.errors import ConfigError, StateError
+from rollplex.journal.events import ServiceReady, SwapRefused
+from rollplex.protocol.common import DigestReply, Drained, Loaded, Role
+from rollplex_coordinator.decisions.swap import TAKEOVER, Stage
+from rollplex_coordinator.decisions.work import Work
+from rollplex_coordinator.swapping import Swapping
+
+OLD, NEW = ("old",), ("new", "--fast")
+BYTES = 64
+
+
+class Site:
+    """A node whose one reader answers as it should; `gone`: programs that cannot be started."""
+
+    def __init__(self, run_dir: Path, gone: tuple[str, ...] = ()) -> None:
+        self.program: tuple[str, ...] = OLD
+        self.gone = gone
+        self.told: list[str] = []
+        self.events: list[Any] = []
+        self.digesting = 2
+        """Turns until the digests that somebody asked for are there."""
+        peer = SimpleNamespace(incarnation=3)
+        link = SimpleNamespace(
+            peers={Role.ROLLOUT: peer},
+            peer=lambda role: peer,
+            waits=SimpleNamespace(open=[]),
+            pump=self._pump,
+            call=lambda *parts: self._say("drain", Drained(cause=1, version=0)),
+            await_peers=lambda roles, deadline_s: None,
+            call_team=lambda *parts: self._say("load", _loaded()),
+            call_many=lambda told, *parts: {role: DigestReply(cause=1, version=0, digest="d") for role in told},
+        )
+        self.node = SimpleNamespace(
+            run_dir=run_dir,
+            link=link,
+            fleet=SimpleNamespace(single=True),
+            external_workers=False,
+            device=None,
+            config=SimpleNamespace(
+                rollout=SimpleNamespace(engine="transformers"),
+                http=SimpleNamespace(is_loopback=True),
+                deadlines=SimpleNamespace(unit_s=1.0, start_s=1.0, load_s=1.0, leave_s=1.0),
+            ),
+            record=SimpleNamespace(version=0, append=self.events.append),
+            supervisor=SimpleNamespace(command=lambda role: self.program, use=self._use),
+            start=self._start,
+            dismiss=lambda role, reason: self.told.append("dismiss"),
+            loads={Role.ROLLOUT: (None, None)},
+        )
+        readers: list[str] = []
+        gate = SimpleNamespace(
+            remove_reader=lambda role: readers.remove(role) if role in readers else None,
+            register_reader=lambda role, **given: readers.append(role),
+        )
+        self.readers = readers
+        site = self
+
+        class Control(SimpleNamespace):
+            @property
+            def digesting(self) -> bool:
+                return site.digesting > 0
+
+        self.control = Control(gate=gate)
+        self.context = SimpleNamespace(gate=gate, sizes=SimpleNamespace(table=SimpleNamespace(total_bytes=BYTES)))
+        self.swapping = Swapping(cast("Any", self.node), Work(3, serve=True), cast("Any", self.control))
+
+    def _pump(self, until: Any) -> None:
+        while not until():
+            self.digesting -= 1
+
+    def _say(self, what: str, answer: Any) -> Any:
+        self.told.append(what)
+        assert not self.digesting, "nobody else's answers are under way"
+        return answer
+
+    def _use(self, role: Role, command: tuple[str, ...]) -> None:
+        self.program = tuple(command)
+
+    def _start(self, role: Role) -> None:
+        if self.program[0] in self.gone:
+            raise ConfigError("the program of rollout cannot be started", got="no such file", where=self.program[0])
+        self.told.append(f"start {self.program[0]}")
+
+
+def _loaded() -> Loaded:
+    return Loaded(cause=1, table_bytes=BYTES, on_policy=True)
+
+
+def test_a_word_that_no_process_can_have_is_refused_and_another_replacement_may_follow(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    with pytest.raises(StateError, match="cannot be started; got embedded null byte; needed a program"):
+        site.swapping.ask(Role.ROLLOUT, ["python\0", "x"])
+    newest = site.swapping.swaps.newest
+    assert newest is not None
+    assert (newest.stage, newest.case) == (Stage.REFUSED, "conformance")
+    assert [type(event) for event in site.events] == [SwapRefused]
+    assert site.swapping.swaps.ask(Role.ROLLOUT, NEW, stopping=False).stage is Stage.TESTING
+
+
+def test_a_program_that_is_gone_when_it_is_to_take_the_place_gives_it_back(tmp_path: Path) -> None:
+    site = Site(tmp_path, gone=("new",))
+    site.swapping.swaps.ask(Role.ROLLOUT, NEW, stopping=False)
+    site.swapping.swaps.passed()
+    site.swapping.at_border(cast("Any", site.context))
+    newest = site.swapping.swaps.newest
+    assert newest is not None
+    assert (newest.stage, newest.case) == (Stage.REFUSED, TAKEOVER)
+    assert "no such file" in newest.got
+    assert site.program == OLD
+    assert site.told == ["drain", "dismiss", "dismiss", "start old", "load"]
+    assert site.readers == [Role.ROLLOUT]
+    assert [type(event) for event in site.events] == [ServiceReady, SwapRefused]
+    assert site.control.gate is site.context.gate
+
+
+def test_the_old_program_stays_until_digests_that_are_under_way_have_come(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    site.swapping.swaps.ask(Role.ROLLOUT, NEW, stopping=False)
+    site.swapping.swaps.passed()
+    site.swapping.at_border(cast("Any", site.context))
+    assert site.digesting == 0
+    newest = site.swapping.swaps.newest
+    assert newest is not None
+    assert (newest.stage, newest.step) == (Stage.SWAPPED, 0)
