@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from rollplex.cli.target import is_run
+from rollplex.errors import JournalError
 from rollplex.protocol.common import ErrorReport
 from rollplex_coordinator.archive import runs
+from rollplex_coordinator.archive.numbers import read_columns
 from rollplex_coordinator.archive.runs import Archive
+from rollplex_coordinator.archive.timeline import read_timeline
 from support.past_runs import write_run
 
 
@@ -112,3 +116,31 @@ def test_what_may_not_be_looked_at_and_what_is_anothers_is_left_out(
 
 def test_no_folder_means_no_runs(runs_dir: Path) -> None:
     assert Archive(runs_dir).runs() == []
+
+
+def test_a_journal_or_numbers_that_are_links_are_not_followed(runs_dir: Path, tmp_path: Path) -> None:
+    outside = write_run(tmp_path / "outside")
+    for place in (runs_dir / "a", runs_dir / "b" / "attempts" / "1"):
+        place.mkdir(parents=True)
+        (place / "journal.sqlite").symlink_to(outside / "journal.sqlite")
+    write_run(runs_dir / "b")
+    assert listed(Archive(runs_dir)) == [("b", 0, "done")]
+    (runs_dir / "b" / "metrics.jsonl").unlink()
+    (runs_dir / "b" / "metrics.jsonl").symlink_to(outside / "metrics.jsonl")
+    assert read_columns(runs_dir / "b", ["reward"], points=10).rows == 0
+    with pytest.raises(JournalError, match="has no journal"):
+        read_timeline(runs_dir / "a", None, 1)
+
+
+def test_attempts_that_may_not_be_looked_at_are_none(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_run(runs_dir / "a")
+    (runs_dir / "a" / "attempts").mkdir()
+    plain = Path.iterdir
+
+    def refusing(path: Path) -> Iterator[Path]:
+        if path.name == "attempts":
+            raise PermissionError(path)
+        return plain(path)
+
+    monkeypatch.setattr(Path, "iterdir", refusing)
+    assert listed(Archive(runs_dir)) == [("a", 0, "done")]

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from rollplex.errors import JournalError
+from rollplex.journal.reader import Reader
 from rollplex_coordinator.archive import timeline
 from rollplex_coordinator.archive.timeline import Timeline, read_timeline
 from support.past_runs import write_run
@@ -66,3 +67,16 @@ def test_what_is_too_much_is_cut_and_says_so(run: Path, monkeypatch: pytest.Monk
 def test_a_run_without_a_journal_is_told(tmp_path: Path) -> None:
     with pytest.raises(JournalError, match="no journal"):
         read_timeline(tmp_path, None, 2)
+
+
+def test_rows_that_are_left_out_are_said_even_where_whole_parts_fill_the_limit(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Reader(run / "journal.sqlite") as reader:
+        rows = len(reader.rows_after(0, 10_000))
+        begin = reader.start_of(0)
+    monkeypatch.setattr(timeline, "PART_ROWS", 5)
+    monkeypatch.setattr(timeline, "MAX_ROWS", 10)
+    assert read_timeline(run, 0, 5).cut
+    monkeypatch.setattr(timeline, "MAX_ROWS", rows - begin + 1)
+    assert not read_timeline(run, 0, 5).cut

@@ -44,7 +44,7 @@ def read_columns(folder: Path, names: Sequence[str], *, points: int) -> Columns:
         JournalError: the file cannot be read, or a line of it is not what a run writes.
     """
     path = folder / METRICS_FILE
-    if not path.is_file():
+    if path.is_symlink() or not path.is_file():
         return Columns(steps=[], values={name: [] for name in names}, names=[], rows=0, stride=1)
     try:
         rows = _count(path)

@@ -120,19 +120,25 @@ def _run_of(folder: Path) -> Path | None:
         if folder.is_symlink() or not folder.is_dir() or folder.stat().st_uid != os.geteuid():
             return None
         inner = folder / _INNER
-        return next((path for path in (folder, inner) if is_run(path) and not path.is_symlink()), None)
+        return next((path for path in (folder, inner) if is_run(path) and not _links(path)), None)
     except OSError:  # it is not ours to look at, or is going away just now
         return None
 
 
+def _links(path: Path) -> bool:
+    """It, or its journal, is a link to somewhere else."""
+    return path.is_symlink() or (path / JOURNAL_FILE).is_symlink()
+
+
 def _with_attempts(run_dir: Path) -> list[tuple[int, Path]]:
     folder = run_dir / "attempts"
-    numbers: list[int] = []
-    if folder.is_dir() and not folder.is_symlink():
+    try:
+        entries = list(folder.iterdir()) if not folder.is_symlink() else []
         numbers = sorted(
-            (int(path.name) for path in folder.iterdir() if path.name.isdecimal() and not path.is_symlink()),
-            reverse=True,
+            {int(path.name) for path in entries if path.name.isdecimal() and not _links(path)}, reverse=True
         )
+    except OSError:  # there are none, or they are not ours to look at
+        numbers = []
     return [(0, run_dir), *((number, folder / str(number)) for number in numbers[:MAX_ATTEMPTS] if number > 0)]
 
 

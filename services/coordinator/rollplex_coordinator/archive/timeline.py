@@ -19,6 +19,7 @@ from rollplex.trace.marks import Chapter, Mark
 MAX_ITERATIONS = 20
 MAX_ROWS = 20_000
 MAX_SPANS = 4_000
+PART_ROWS = 1_000
 _PART_BYTES = 2**20
 _LEFT_OUT = frozenset({marks.ITERATIONS, marks.EVENTS, marks.WAITS, marks.STARTUP})
 _INNER = "generate"
@@ -68,7 +69,7 @@ def read_timeline(folder: Path, first: int | None, count: int) -> Timeline:
         JournalError: the run has no journal, or it cannot be read.
     """
     path = folder / JOURNAL_FILE
-    if not path.is_file():
+    if path.is_symlink() or not path.is_file():
         raise JournalError("this run has no journal", needed=JOURNAL_FILE, where=str(path))
     with Reader(path) as reader:
         ends = reader.step_range()
@@ -86,7 +87,7 @@ def _rows(reader: Reader, steps: list[int]) -> tuple[list[Row], bool]:
     end = reader.start_after(steps[-1])
     rows: list[Row] = []
     after = begin - 1
-    while len(rows) < MAX_ROWS and (part := reader.rows_after(after, 1_000, _PART_BYTES)):
+    while len(rows) <= MAX_ROWS and (part := reader.rows_after(after, PART_ROWS, _PART_BYTES)):
         rows += [row for row in part if end is None or row.id < end]
         after = part[-1].id
         if end is not None and after >= end:
