@@ -269,6 +269,7 @@ def test_the_documentation_shows_every_route_and_loads_nothing(client: httpx.Cli
     assert not re.search(r"<script|src=|href=|https?://|@import", page.text)
     assert "{&quot;count&quot;: 1}" in page.text
     assert "{&quot;when&quot;: &quot;after_iteration&quot;}" in page.text
+    assert "{&quot;command&quot;: [&quot;TEXT&quot;]}" in page.text
 
 
 def test_the_document_names_the_token_where_it_is_needed(client: httpx.Client) -> None:

@@ -141,3 +141,24 @@ def test_memory_by_kind_adds_up_per_device() -> None:
 def test_numbers_are_written_for_people(call: str, text: str) -> None:
     script = f'const {{ bytes, number, seconds }} = await import("./format.js"); console.log(JSON.stringify({call}));'
     assert in_node(script) == text
+
+
+def test_a_newcomer_that_died_is_no_alarm_once_the_old_program_has_its_place_again() -> None:
+    died = {"service": "rollout[0:0]", "role": "rollout", "incarnation": 2, "pid": 7, "how": "exit code 7"}
+    script = """
+    const { Story } = await import("./story.js");
+    const story = new Story();
+    story.onServiceDied(died);
+    const before = story.alarm.what;
+    story.onSwapRefused({ role: "prefix" });
+    const other = story.alarm.what;
+    story.onSwapRefused({ role: "rollout" });
+    const after = story.alarm;
+    story.onErrorRaised({ error: { kind: "RewardError", what: "w" }, service: "reward" });
+    const how = story.alarm.how ?? null;
+    story.onServiceDied(died);
+    story.reset();
+    console.log(JSON.stringify({ before, other, after, how, died: story.died }));
+    """
+    text = "rollout[0:0] died: exit code 7"
+    assert in_node(script, died=died) == {"before": text, "other": text, "after": None, "how": None, "died": None}

@@ -51,7 +51,7 @@ def _operation(document: dict[str, Any], method: str, path: str, operation: dict
 
 
 def _example(document: dict[str, Any], operation: dict[str, Any]) -> dict[str, Any]:
-    """A smallest body: the least allowed number, the first allowed word."""
+    """A smallest body: the least allowed number, the first allowed word, a list of one."""
     schema = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
     schema = _resolved(document, schema)
     return {name: _value(document, schema["properties"][name]) for name in schema.get("required", [])}
@@ -59,7 +59,15 @@ def _example(document: dict[str, Any], operation: dict[str, Any]) -> dict[str, A
 
 def _value(document: dict[str, Any], schema: dict[str, Any]) -> Any:
     schema = _resolved(document, schema)
-    return schema["enum"][0] if "enum" in schema else int(schema.get("minimum", 0))
+    match schema:
+        case {"enum": [first, *_]}:
+            return first
+        case {"type": "array", "items": items}:
+            return [_value(document, items)]
+        case {"type": "string"}:
+            return "TEXT"
+        case _:
+            return int(schema.get("minimum", 0))
 
 
 def _resolved(document: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ export class Story {
     this.rows = []; // {step, metrics}
     this.phase = null;
     this.alarm = null; // the error that matters, with what happened to a service
+    this.died = null; // the service that ended, if that is of this run
     this.ended = null;
     this.clock_s = 0;
     this.tables = 0; // counts what may have brought new samples
@@ -117,6 +118,13 @@ export class Story {
       log_path: event.log_path,
       wall_s: event.wall_s,
     };
+  }
+
+  // The run went on with the old program: what happened to the newcomer is in the notes.
+  onSwapRefused({ role }) {
+    if (this.died?.role !== role) return;
+    this.died = null;
+    if (this.alarm && !this.alarm.kind) this.alarm = null;
   }
 
   onErrorRaised(event) {
