@@ -102,3 +102,22 @@ def test_a_tracker_that_hangs_loses_rows_but_holds_up_nobody_and_is_killed_in_th
     close_all([tracker], 0.2)
     assert tracker._child is not None
     assert tracker._child.poll() is not None
+
+
+def test_what_a_tracker_s_package_has_started_ends_with_it(make: Make, tmp_path: Path) -> None:
+    sleeps = "[sys.executable, '-S', '-c', 'import time; time.sleep(300)']"
+    tracker = make(
+        f"import subprocess, sys\nopen(sys.argv[1], 'w').write(str(subprocess.Popen({sleeps}).pid))\n" + HANGS
+    )
+    until(lambda: tracker.state == "ready")
+    pid = int((tmp_path / "rows").read_text())
+    assert Path(f"/proc/{pid}").exists()
+    close_all([tracker], 0.2)
+    until(lambda: not runs(pid))
+
+
+def runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False

@@ -16,10 +16,12 @@ import json
 import logging
 import os
 import queue
+import signal
 import subprocess
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -118,9 +120,10 @@ class Tracker:
             self.kill()
 
     def kill(self) -> None:
-        """End the child now."""
+        """End the child now, and what it has started: a package may have processes of its own."""
         if self._child is not None and self._child.poll() is None:
-            self._child.kill()
+            with suppress(ProcessLookupError):
+                os.killpg(self._child.pid, signal.SIGKILL)  # it leads a session, and so a group
             self._child.wait()
 
     def _feed(self) -> None:
