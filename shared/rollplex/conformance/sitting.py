@@ -152,11 +152,12 @@ class Sitting:
         return self._claim.run_dir.path
 
     def join(self) -> None:
-        """Until it has shaken hands twice."""
-        line = self.line
-        self.until(lambda: line.joined_s is not None, self.limits.start_s, "a hello on the stream, then on the ROUTER")
-        if line.wrong_hello is not None:
-            raise Violation(f"a hello with {line.wrong_hello.yours!r}", f"{line.wrong_hello.ours!r}")
+        """Until it has shaken hands twice, or has said what it should not."""
+        line, needed = self.line, "a hello on the stream, then on the ROUTER"
+        self.until(lambda: line.joined_s is not None or line.wrong_hello is not None, self.limits.start_s, needed)
+        if (wrong := line.wrong_hello) is not None:
+            kind = Broken if line.joined_s is None else Violation
+            raise kind(f"another {wrong.reason}: {wrong.yours or 'not told'}", wrong.ours or "the file's")
 
     def tell(self, make: Callable[[int], Any], cause: int | None = None) -> int:
         """Send an instruction; its cause. The same cause again is what a coordinator never does."""

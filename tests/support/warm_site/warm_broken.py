@@ -93,6 +93,24 @@ def another_schema() -> None:
     )
 
 
+def another_name_for_messages() -> None:
+    """The stream and the ROUTER would not know that they are of one process."""
+    _wrap("rollplex.worker.messages:identity", lambda plain: lambda *parts: plain(*parts) + b"x")
+
+
+def sends_what_cannot_be_read() -> None:
+    """A frame of its own beside each answer."""
+
+    def make(plain: Any) -> Any:
+        def reply(self: Any, message: Any) -> None:
+            self._out.append(b"\xc1 no message")
+            plain(self, message)
+
+        return reply
+
+    _wrap(f"{MESSAGES}.reply", make)
+
+
 def late_received() -> None:
     """Once."""
     late: list[bool] = []
@@ -351,6 +369,18 @@ def forgets_the_values() -> None:
         return export
 
     _wrap("rollplex_prefix.service:export_state", make)
+
+
+def loses_half_of_the_values() -> None:
+    """Of what the responses left on them."""
+
+    def make(plain: Any) -> Any:
+        def backward(state: Any, d_keys: Any, d_values: Any, d_last_hidden: Any) -> Any:
+            return plain(state, d_keys, [0.5 * part for part in d_values], d_last_hidden)
+
+        return backward
+
+    _wrap("rollplex_prefix.service:prefix_backward", make)
 
 
 def never_clears_its_arena() -> None:
