@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 import yaml
 
+from rollplex.cli.app import app
 from rollplex.config.reference import reference
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -88,3 +91,51 @@ def test_the_site_loads_nothing_from_elsewhere() -> None:
     site = yaml.load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"), Loader)  # noqa: S506 - a safe loader
     assert site["theme"]["font"] is False
     assert not {"extra_javascript", "extra_css"} & set(site)
+
+
+def test_every_page_is_in_the_navigation_but_decisions_and_plans_in_full() -> None:
+    site = yaml.load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"), Loader)  # noqa: S506 - a safe loader
+    pages = {str(page.relative_to(DOCS)) for page in PAGES}
+    assert {page for page in pages if not page.startswith(("decisions/", "plans/"))} == set(nav(site["nav"]))
+
+
+COMMAND = re.compile(r"^(?:\.venv/bin/)?rollplex ((?:\\\n|[^#\n])*)", re.MULTILINE)
+
+
+def commands_of(page: Path) -> list[list[str]]:
+    """The command lines in a page's blocks of code, without what is optional in them."""
+    blocks = [found.group() for found in FENCE.finditer(page.read_text(encoding="utf-8"))]
+    return [
+        shlex.split(re.sub(r"\[.*?\]", "", line.replace("\\\n", " ")))
+        for block in blocks
+        for line in COMMAND.findall(block)
+    ]
+
+
+def parsed(words: list[str]) -> None:
+    """Raises UsageError: there is no such command, argument or option."""
+    command: Any = typer.main.get_command(app)
+    while hasattr(command, "commands"):
+        command, words = command.commands[words[0]], words[1:]
+    command.make_context(command.name, list(words))
+
+
+TOLD = [
+    (page, words)
+    for page in (ROOT / "README.md", ROOT / "deploy" / "README.md", *PAGES)
+    for words in commands_of(page)
+    if not {"FOLDER", "..."} & set(words)
+]
+
+
+@pytest.mark.parametrize(("page", "words"), TOLD, ids=lambda value: value.name if isinstance(value, Path) else value[0])
+def test_every_command_that_a_page_tells_is_one(page: Path, words: list[str]) -> None:
+    parsed(words)
+
+
+def test_a_command_that_is_none_is_seen() -> None:
+    assert len(TOLD) > 30
+    with pytest.raises(KeyError):
+        parsed(["upp", "my.yaml"])
+    with pytest.raises(Exception, match="No such option"):
+        parsed(["up", "my.yaml", "--dry"])
