@@ -56,7 +56,7 @@ def test_a_row_is_the_users_run_in_its_mode_without_evaluations_and_checkpoints(
     assert (config.eval, config.checkpoint.every, config.checkpoint.at_end) == ((), 0, False)
     prepared = Prepared(config=config, config_file=job.run_dir / "config.yaml", run_dir=job.run_dir)
     command = start_command(prepared, 2)
-    assert command[1:3] == ["-m", "rollplex_coordinator"]
+    assert command[1:4] == ["-P", "-m", "rollplex_coordinator"]
     assert command[command.index("--iterations") + 1] == "2"
     assert "--die-with-parent" in command
 

@@ -293,7 +293,7 @@ def test_a_folder_in_which_a_demo_runs_is_refused_and_left_alone(
 
 def test_the_demos_coordinator_dies_with_it(good: Stage) -> None:
     command = coordinator_command(good.started[0], die_with_parent=True)
-    assert command[1:3] == ["-m", "rollplex_coordinator"]
+    assert command[1:4] == ["-P", "-m", "rollplex_coordinator"]
     assert command[-1] == "--die-with-parent"
 
 

@@ -102,7 +102,7 @@ def test_the_command_starts_the_real_coordinator_with_what_was_asked(
 
     monkeypatch.setattr(module, "run_child", child)
     assert run(["up", str(config_file), "--dry-run", "--iterations", "3", "--serve"]) == 0
-    assert seen[0][1:3] == ["-m", "rollplex_coordinator"]
+    assert seen[0][1:4] == ["-P", "-m", "rollplex_coordinator"]
     assert seen[0][-5:] == ["--iterations", "3", "--serve", "--die-with-parent", "--dry-run"]
     assert list(temporary.iterdir()) == []
 

@@ -56,7 +56,7 @@ def test_a_run_goes_on_with_its_own_configuration_and_what_was_asked_for(
         run(["up", "--resume", "mine", "--set", "run.schedule=serial", "--accept", "data.train", "--iterations", "9"])
     assert executed == [
         [
-            *("-m", "rollplex_coordinator", "--config", str(run_dir / "config.yaml"), "--run-dir", str(run_dir)),
+            *("-P", "-m", "rollplex_coordinator", "--config", str(run_dir / "config.yaml"), "--run-dir", str(run_dir)),
             *("--resume", "--set", "run.schedule=serial", "--accept", "data.train", "--iterations", "9"),
         ]
     ]
@@ -68,8 +68,8 @@ def test_a_checkpoint_and_another_configuration_can_be_named(
     with pytest.raises(_ExecError):
         run(["up", str(config_file), "--resume", str(run_dir / "checkpoints/step_3"), "--serve"])
     (command,) = executed
-    assert command[3] == str(config_file)
-    assert command[6:] == ["--resume", str(run_dir / "checkpoints/step_3"), "--serve"]
+    assert command[4] == str(config_file)
+    assert command[7:] == ["--resume", str(run_dir / "checkpoints/step_3"), "--serve"]
 
 
 def test_the_link_to_the_newest_checkpoint_means_what_it_leads_to(run_dir: Path) -> None:

@@ -94,7 +94,7 @@ def test_a_program_that_is_nowhere_is_an_image_if_there_is_an_engine(
     engine.chmod(0o755)
     (tmp_path / "config.yaml").write_text(config_file.read_text())
     command = program_of(["team/rollout:2"], tmp_path)
-    assert command[1:4] == ["-m", "rollplex.worker.container", str(engine)]
+    assert command[1:5] == ["-P", "-m", "rollplex.worker.container", str(engine)]
     assert command[-1] == "team/rollout:2"
     assert f"{tmp_path}:{tmp_path}" in command
     assert f"{tmp_path / 'model'}:{tmp_path / 'model'}:ro" in command
@@ -120,7 +120,7 @@ def test_conformance_hands_the_program_its_own_options(
     assert run(["conformance", *options, "rollout", "serve", "--fast", "--json", "x"]) == 1
     (command,) = seen
     assert command[1:] == [
-        *("-m", "rollplex.conformance", "--json", str(report), "--case", "drain", "--stop"),
+        *("-P", "-m", "rollplex.conformance", "--json", str(report), "--case", "drain", "--stop"),
         *("rollout", "--", "serve", "--fast", "--json", "x"),
     ]
     assert run(["conformance", "--json", str(tmp_path / "none" / "x.json"), "rollout", "serve"]) == 2

@@ -47,7 +47,7 @@ def test_the_coordinator_gets_the_resolved_configuration_and_the_run_directory(
     _up(config_file, "--run-dir", tmp_path / "r", "--set", "run.seed=7", "--set", "rollout.group_size=4")
     resolved = tmp_path / "r/config.yaml"
     assert executed == [
-        ["-m", "rollplex_coordinator", "--config", str(resolved), "--run-dir", str(tmp_path / "r")],
+        ["-P", "-m", "rollplex_coordinator", "--config", str(resolved), "--run-dir", str(tmp_path / "r")],
     ]
     assert load(resolved) == load(config_file, ["run.seed=7", "rollout.group_size=4"])
     assert load(resolved).run.seed == 7

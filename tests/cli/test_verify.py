@@ -69,13 +69,13 @@ def test_what_is_wanted_reaches_the_coordinator(config_file: Path, tmp_path: Pat
     prepared = Prepared(config=load(config_file), config_file=config_file, run_dir=tmp_path / "r")
     wanted = Wanted(row=7, logprob_tolerance=0.5, gradient_tolerance=0.0)
     command = verify_command(prepared, wanted)
-    assert command[:3] == [sys.executable, "-m", "rollplex_coordinator"]
-    options = parse_options(command[3:])
+    assert command[:4] == [sys.executable, "-P", "-m", "rollplex_coordinator"]
+    options = parse_options(command[4:])
     assert options.die_with_parent
     assert options.verify == VerifyOptions(
         report=tmp_path / "r" / REPORT_FILE, row=7, logprob_tolerance=0.5, gradient_tolerance=0.0
     )
-    options = parse_options(verify_command(prepared, Wanted())[3:])
+    options = parse_options(verify_command(prepared, Wanted())[4:])
     assert options.verify == VerifyOptions(report=tmp_path / "r" / REPORT_FILE)
 
 

@@ -54,6 +54,7 @@ class Worker:
     """What a forked child is to become."""
 
     argv: list[str]
+    safe_path: bool
     cwd: str
     environment: dict[str, str]
     umask: int
@@ -177,9 +178,9 @@ def _become(worker: Worker) -> None:
     os.umask(worker.umask)
     os.environ.clear()
     os.environ.update(worker.environment)
-    sys.orig_argv = [sys.executable, "-m", *worker.argv]
+    sys.orig_argv = [sys.executable, *(["-P"] if worker.safe_path else []), "-m", *worker.argv]
     sys.argv = list(worker.argv)
-    sys.path[0] = worker.cwd
+    sys.path[:1] = [] if worker.safe_path else [worker.cwd]
 
 
 def main() -> None:

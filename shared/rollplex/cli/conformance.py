@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from rollplex.cli.child import run_child
 from rollplex.config.environment import child_environment
 from rollplex.errors import ConfigError
+from rollplex.programs import own
 
 GRACE_S = 5.0
 
@@ -25,5 +25,5 @@ def run_conformance(
         raise ConfigError("The folder of the report is not there", got=str(json_file), where="--json")
     options = [] if json_file is None else ["--json", str(json_file)]
     options += [part for case in cases for part in ("--case", case)] + ["--stop"] * stop
-    words = [sys.executable, "-m", "rollplex.conformance", *options, role, "--", *command]
+    words = own("rollplex.conformance", *options, role, "--", *command)
     return run_child(words, grace_s=GRACE_S, environment=child_environment(threads=1))

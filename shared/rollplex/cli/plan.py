@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from rollplex.config.wire import data_sources
 from rollplex.errors import ConfigError, DataError
 from rollplex.planning.plan import Plan
 from rollplex.planning.text import text_of
+from rollplex.programs import own
 
 GRACE_S = 5.0
 
@@ -49,7 +49,7 @@ def show_plan(
     lengths = ["--prompt-tokens", str(prompt_tokens), "--image-tokens", str(image_tokens)]
     with tempfile.TemporaryDirectory(prefix="rollplex-") as folder:
         out = Path(folder) / "plan.json"
-        command = [sys.executable, "-m", "rollplex_coordinator.planning", str(file), "--out", str(out)]
+        command = own("rollplex_coordinator.planning", str(file), "--out", str(out))
         command += [part for override in overrides for part in ("--set", override)]
         code = run_child([*command, *lengths, *options], grace_s=GRACE_S, environment=child_environment(threads=1))
         if code:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from rollplex.cli.interrupts import Interrupted, interruptible
 from rollplex.cli.output import columns
 from rollplex.config.loading import load
 from rollplex.errors import ConfigError
+from rollplex.programs import own
 from rollplex.terminal.words import duration
 
 LOOK_EVERY_S = 0.5
@@ -94,7 +94,7 @@ def container(image: str, engine: str, run_dir: Path) -> list[str]:
     volumes = [part for place, mode in places.items() for part in ("--volume", f"{place}:{place}{mode}")]
     user = f"{os.getuid()}:{os.getgid()}"
     return [
-        *(sys.executable, "-m", "rollplex.worker.container", engine),
+        *own("rollplex.worker.container", engine),
         *("--network", "none", "--user", user, *volumes, image),
     ]
 

@@ -15,6 +15,7 @@ from rollplex.config import Config, dump, load
 from rollplex.errors import RollplexError
 from rollplex.latest import NAME as LATEST
 from rollplex.latest import link_latest
+from rollplex.programs import own
 from rollplex.protocol.claim import claim
 
 CONFIG_FILE = "config.yaml"
@@ -82,7 +83,7 @@ def resume_command(
     """
     file = run_dir / CONFIG_FILE if file is None else file
     load(file, overrides)
-    command = [sys.executable, "-m", "rollplex_coordinator", "--config", str(file), "--run-dir", str(run_dir)]
+    command = own("rollplex_coordinator", "--config", str(file), "--run-dir", str(run_dir))
     command += ["--resume"] if checkpoint is None else ["--resume", str(checkpoint)]
     for option, values in (("--set", overrides), ("--accept", accepted)):
         for value in values:
@@ -121,7 +122,7 @@ def coordinator_command(
     dry_run: bool = False,
 ) -> list[str]:
     """The command line of the coordinator for a prepared run."""
-    command = [sys.executable, "-m", "rollplex_coordinator"]
+    command = own("rollplex_coordinator")
     command += ["--config", str(prepared.config_file), "--run-dir", str(prepared.run_dir)]
     if iterations is not None:
         command += ["--iterations", str(iterations)]

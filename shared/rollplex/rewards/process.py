@@ -13,13 +13,13 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 
 import msgspec
 
 from rollplex.errors import RewardError
+from rollplex.programs import own
 from rollplex.protocol.reward import RewardProblem
 from rollplex.rewards.wire import (
     FROM_RUNNER,
@@ -177,7 +177,7 @@ class FunctionProcess:
         ours, theirs = socket.socketpair()
         stack_fd = os.memfd_create("reward-stack")
         output_fd, print_fd = os.pipe()
-        command = [sys.executable, "-P", "-m", "rollplex.rewards.runner", str(theirs.fileno()), str(stack_fd)]
+        command = own("rollplex.rewards.runner", str(theirs.fileno()), str(stack_fd))
         kept = {name: value for name, value in os.environ.items() if not name.startswith("ROLLPLEX_")}
         try:
             self._process = subprocess.Popen(

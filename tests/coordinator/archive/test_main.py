@@ -56,7 +56,7 @@ def test_the_command_takes_the_runs_folder_or_the_one_that_is_named(
     monkeypatch.setenv("ROLLPLEX_RUNS_DIR", str(tmp_path))
     assert run(["history"]) == 0
     assert run(["history", "elsewhere", "--port", "8000"]) == 0
-    module = ["-m", "rollplex_coordinator.archive"]
+    module = ["-P", "-m", "rollplex_coordinator.archive"]
     assert [command[1:] for command in became] == [
         [*module, str(tmp_path), "--port", "0"],
         [*module, "elsewhere", "--port", "8000"],

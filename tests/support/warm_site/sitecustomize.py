@@ -30,8 +30,8 @@ NAMESPACES = ("mnt", "net", "pid", "user")
 
 
 def _is_ours() -> bool:
-    """`python -m WORKER ...` without another option of the interpreter, in the reach of a warm process."""
-    words = sys.orig_argv
+    """`python [-P] -m WORKER ...` without another option of the interpreter, in the reach of a warm process."""
+    words = [word for number, word in enumerate(sys.orig_argv) if (number, word) != (1, "-P")]
     return len(words) > 2 and words[1] == "-m" and words[2] in MODULES and bool(os.environ.get(VARIABLE))
 
 
@@ -59,7 +59,8 @@ def _hand_over() -> None:
 
     life, held = os.pipe()
     request = {
-        "argv": sys.orig_argv[2:],
+        "argv": sys.orig_argv[3 if sys.flags.safe_path else 2 :],
+        "safe_path": sys.flags.safe_path,
         "cwd": str(Path.cwd()),
         "environment": dict(os.environ),
         "umask": _umask(),

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from rollplex.config.environment import read_environment
+from rollplex.programs import own
 
 
 def history(
@@ -21,9 +22,8 @@ def history(
     Numbers side by side, timelines, and samples with pictures. Reads only; loopback only. While a run goes on, its own
     dashboard shows the same.
     """
-    import sys  # noqa: PLC0415 - help stays quick
 
     from rollplex.cli.start import become  # noqa: PLC0415
 
     runs_dir = read_environment().runs_dir if folder is None else folder
-    become([sys.executable, "-m", "rollplex_coordinator.archive", str(runs_dir), "--port", str(port)])
+    become(own("rollplex_coordinator.archive", str(runs_dir), "--port", str(port)))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from rollplex.config.base import Section
 from rollplex.config.config import Config
 from rollplex.errors import ConfigError
+from rollplex.programs import own
 from rollplex_coordinator.records.trackers.tracker import Tracker
 
 QUIET = {
@@ -65,7 +65,7 @@ def open_trackers(config: Config, run_dir: Path, run_id: str, base: Mapping[str,
     return tuple(
         Tracker(
             name,
-            [sys.executable, "-m", "rollplex_coordinator.records.trackers"],
+            own("rollplex_coordinator.records.trackers"),
             {
                 "backend": name,
                 "settings": section.model_dump(mode="json"),
