@@ -162,3 +162,20 @@ def test_a_newcomer_that_died_is_no_alarm_once_the_old_program_has_its_place_aga
     """
     text = "rollout[0:0] died: exit code 7"
     assert in_node(script, died=died) == {"before": text, "other": text, "after": None, "how": None, "died": None}
+
+
+def test_pictures_that_a_page_holds_are_bounded_and_each_is_fetched_once() -> None:
+    script = """
+    let held = 0, fetched = 0;
+    globalThis.fetch = async () => { fetched += 1; return { ok: true, blob: async () => new Blob(["x"]) }; };
+    const [make, end] = [URL.createObjectURL, URL.revokeObjectURL];
+    URL.createObjectURL = (blob) => { held += 1; return make(blob); };
+    URL.revokeObjectURL = (address) => { held -= 1; return end(address); };
+    const { picture, forget } = await import("./api.js");
+    const [one, two] = await Promise.all([picture("0"), picture("0")]);
+    for (let at = 0; at < 400; at++) await picture(String(at));
+    const most = held;
+    forget();
+    console.log(JSON.stringify({ same: one === two, most, fetched, held }));
+    """
+    assert in_node(script) == {"same": True, "most": 300, "fetched": 401, "held": 0}

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -121,3 +122,19 @@ def runs(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except FileNotFoundError:
         return False
+
+
+def test_a_child_that_ends_in_the_middle_of_a_row_leaves_no_thread_with_an_error(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raised: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", raised.append)
+    tracker = make(HANGS, max_rows=1_000)
+    until(lambda: tracker.state == "ready")
+    for step in range(50):
+        tracker.put(step, {f"metric/{index}": 1.0 for index in range(2_000)})
+    until(lambda: tracker._rows.qsize() < 50)
+    tracker.kill()
+    tracker._feeder.join(DEADLINE_S)
+    assert not tracker._feeder.is_alive()
+    assert raised == []

@@ -129,13 +129,13 @@ class Tracker:
     def _feed(self) -> None:
         assert self._child is not None, "the feeder is started after the child"
         assert self._child.stdin is not None, "opened as a pipe"
-        with self._child.stdin as pipe:
-            try:
+        try:
+            with self._child.stdin as pipe:  # closing it writes what is left
                 while (row := self._rows.get()) is not None:  # ended by the sentinel, or by the child's end
                     pipe.write(row)
                     pipe.flush()
-            except OSError as error:  # the child ended; the listener says how
-                log.debug("%s: %s", self.name, error)
+        except OSError as error:  # the child ended; the listener says how
+            log.debug("%s: %s", self.name, error)
 
     def _listen(self) -> None:
         assert self._child is not None, "the listener is started after the child"

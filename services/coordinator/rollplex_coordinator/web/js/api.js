@@ -59,12 +59,18 @@ export async function post(path, body) {
 }
 
 const pictures = new Map();
+const MOST_PICTURES = 300; // a page may stay open for days: the oldest are given up, and fetched again if opened
 
 // A picture as an address of this page: an <img> cannot send the token.
 export async function picture(path) {
   if (!pictures.has(path)) {
     const blob = await (await answered(path, { headers: headers() })).blob();
-    pictures.set(path, URL.createObjectURL(blob));
+    if (!pictures.has(path)) pictures.set(path, URL.createObjectURL(blob));
+    if (pictures.size > MOST_PICTURES) {
+      const [oldest, address] = pictures.entries().next().value;
+      pictures.delete(oldest);
+      URL.revokeObjectURL(address);
+    }
   }
   return pictures.get(path);
 }
