@@ -11,13 +11,14 @@ import httpx
 import pytest
 
 from rollplex.journal.events import ServiceSwapped, SwapRefused
+from rollplex.programs import own
 from support.nodes import Finished, Node, Start
 
 ITERATIONS = 8
 OTHER = [sys.executable, "-m", "rollplex_rollout", "--connect-deadline-s", "60"]
 """The same implementation under another command."""
 OTHER_PREFIX = [sys.executable, "-m", "rollplex_prefix", "--connect-deadline-s", "60"]
-BACK = [sys.executable, "-m", "rollplex_rollout"]
+BACK = own("rollplex_rollout")
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 QUICK = {"rollout.forced_lengths": [3, 4, 2, 6, 5, 9], "rollout.max_new_tokens": 12, "checkpoint.at_end": True}
 

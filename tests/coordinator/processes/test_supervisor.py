@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from rollplex.errors import ConfigError
 from rollplex.protocol.common import Device, Role
 from rollplex_coordinator.decisions.fleet import SINGLE, Fleet, fleet_of
 from rollplex_coordinator.processes.environment import GpuAccess
@@ -247,3 +248,12 @@ def test_a_process_is_known_by_the_child_that_started_it(make: Make) -> None:
         assert supervisor.name_of(2**22 + 1) == ""
     finally:
         os.kill(grandchild, signal.SIGKILL)
+
+
+def test_a_program_that_is_not_there_is_named_with_where_to_name_another(tmp_path: Path) -> None:
+    supervisor = Supervisor(tmp_path, 1, {Role.PREFIX: ("/no/such/program",)})
+    with pytest.raises(
+        ConfigError, match=r"the program of prefix cannot be started; got .*No such file.*services\.prefix"
+    ):
+        supervisor.start(Role.PREFIX, Device())
+    assert supervisor.children == ()

@@ -19,7 +19,6 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -27,6 +26,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from rollplex.errors import ConfigError
+from rollplex.programs import own
 from rollplex.protocol.common import Device, Role
 from rollplex_coordinator.decisions.fleet import DEVICE, SINGLE, Fleet
 from rollplex_coordinator.processes.environment import WORKERS, GpuAccess, environment_of
@@ -91,29 +92,42 @@ class Supervisor:
 
     def command(self, role: Role) -> tuple[str, ...]:
         """The program of a role."""
-        return tuple(self._commands.get(role) or (sys.executable, "-m", MODULES[role]))
+        return tuple(self._commands.get(role) or own(MODULES[role]))
 
     def use(self, role: Role, command: Sequence[str]) -> None:
         """Start this program for a role from now on."""
         self._commands = {**self._commands, role: tuple(command)}
 
     def start(self, role: Role, device: Device) -> Child:
-        """Start one child."""
+        """Start one child.
+
+        Raises:
+            ConfigError: its program cannot be started.
+        """
         name = self._fleet.name(role, device)
         incarnation = self._incarnations[name] = self._incarnations.get(name, 0) + 1
         command = [*self.command(role), "--run-dir", str(self._run_dir), "--device", str(device)]
         command += ["--incarnation", str(incarnation)]
         log_path = self.log_path(role, device)
         log_path.parent.mkdir(exist_ok=True)
-        with log_path.open("ab") as log:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                env=environment_of(role, os.environ, self._threads, self.gpu),
-            )
+        with log_path.open("ab") as output:
+            try:
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    env=environment_of(role, os.environ, self._threads, self.gpu),
+                )
+            except OSError as error:
+                raise ConfigError(
+                    f"the program of {name} cannot be started",
+                    got=str(error),
+                    needed="a program that is there and can be run",
+                    do=f"Name another one: services.{role} of the configuration.",
+                    where=command[0],
+                ) from error
         child = Child(
             role=role,
             device=device,

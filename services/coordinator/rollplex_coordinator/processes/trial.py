@@ -5,16 +5,17 @@ Owns its start, its end and its report. It starts processes of its own, in run d
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from rollplex.conformance.report import Report, first_failure, from_json
+from rollplex.programs import own
 from rollplex.protocol.common import Role
 from rollplex_coordinator.processes.environment import environment_of
 
@@ -24,6 +25,8 @@ PATIENCE = ("--received-s", "15", "--grace-s", "15")
 NAME = "conformance"
 UNTESTED = "conformance"
 """The case of a test that did not end with a report."""
+
+log = logging.getLogger("rollplex.coordinator")
 
 
 class Trial:
@@ -38,22 +41,12 @@ class Trial:
         self._report.unlink(missing_ok=True)
         self.log_path = run_dir / "logs" / f"{NAME}.log"
         self.log_path.parent.mkdir(exist_ok=True)
-        words = [
-            sys.executable,
-            "-m",
-            "rollplex.conformance",
-            "--stop",
-            "--json",
-            str(self._report),
-            *PATIENCE,
-            role,
-            "--",
-        ]
-        with self.log_path.open("ab") as log:
+        words = own("rollplex.conformance", "--stop", "--json", str(self._report), *PATIENCE, role, "--")
+        with self.log_path.open("ab") as output:
             self._process = subprocess.Popen(
                 [*words, *command],
                 stdin=subprocess.DEVNULL,
-                stdout=log,
+                stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 env=environment_of(role, os.environ, 1, None),
@@ -64,8 +57,12 @@ class Trial:
         """After its end: the case that failed, what was got and what was needed; None: it conforms."""
         code = self._process.wait(END_S)
         report = self._read()
-        if report is None:
-            return UNTESTED, f"exit code {code} and no report", f"a test that ends; its log is {self.log_path}"
+        if report is None or report.passed != (code == 0):
+            return (
+                UNTESTED,
+                f"exit code {code} and {'no' if report is None else 'another'} report",
+                f"a test that ends; its log is {self.log_path}",
+            )
         failed = first_failure(report.verdicts)
         if failed is not None:
             return failed.case, failed.got, failed.needed
@@ -79,7 +76,10 @@ class Trial:
             select.select([self.pidfd], [], [], END_S)
         if self._process.poll() is None:
             self._process.kill()
-        self._process.wait(END_S)
+        try:
+            self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            log.error("the conformance test (pid %d) was killed, but has not ended", self._process.pid)
         os.close(self.pidfd)
 
     def _read(self) -> Report | None:
