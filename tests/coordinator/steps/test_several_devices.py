@@ -214,6 +214,22 @@ def test_replicas_that_do_not_vote_alike_end_the_run(make_wide: MakeWide) -> Non
     assert not core.events(events.UpdateBegin)
 
 
+def test_replicas_that_have_stepped_to_different_weights_end_the_run_before_anybody_reads_them(
+    make_wide: MakeWide,
+) -> None:
+    core = make_wide("1x4/2x2")
+    run, _ = core.begin(ROWS)
+    run.run()
+    honest = core.workers.answers[Publish]
+    digests = iter(("a" * 64, "b" * 64, "a" * 64, "c" * 64))  # two places in the plan, two devices each
+    core.workers.answers[Publish] = lambda m: [replace(answer, digest=next(digests)) for answer in honest(m)]
+    with pytest.raises(StateError, match=r"Replicas have different weights; got digest c+ on device .*needed b+"):
+        Update(core.context).run()
+    assert core.events(events.UpdateBegin)
+    assert not core.events(events.UpdateCommitted)
+    assert not core.sent(Committed)
+
+
 def test_a_step_that_is_not_finite_is_skipped_by_every_trainer(make_wide: MakeWide) -> None:
     core = make_wide("2x2/1x4")
     run, _ = core.begin(ROWS)

@@ -22,6 +22,7 @@ from rollplex.protocol.common import Kind, Loaded, Role
 from rollplex.protocol.inputs import DataChecked, OpenData
 from rollplex.protocol.reward import OpenRewards, RewardsOpened
 from rollplex.protocol.trainer import Publish, Published, Restore
+from rollplex_coordinator.decisions.digests import check_replicas
 from rollplex_coordinator.decisions.fleet import Fleet, Team
 from rollplex_coordinator.memory.caps import Caps
 from rollplex_coordinator.memory.leasing import Memory
@@ -123,7 +124,11 @@ def load_models(
 
 
 def publish(node: Node, version: int) -> None:
-    """Have several trainers bring every device's weights to `version`, which nobody may read before."""
+    """Have several trainers bring every device's weights to `version`, which nobody may read before.
+
+    Raises:
+        StateError: replicas have different weights.
+    """
     start_s = time.monotonic()
     published = node.link.call_teams(
         [(team, lambda cause, _: Publish(cause=cause, version=version)) for team in node.link.fleet.trainers],
@@ -131,6 +136,8 @@ def publish(node: Node, version: int) -> None:
         node.config.deadlines.load_s,
         Published,
     )
+    devices = node.link.fleet.training_devices
+    check_replicas(node.link.fleet, {device: answer.digest for device, answer in zip(devices, published, strict=True)})
     copied = sum(answer.refreshed_bytes + answer.rebuilt_bytes for answer in published)
     log.info("weights: %.1f MiB copied between devices", copied / 2**20)
     node.record.stage("publish weights", start_s)

@@ -30,7 +30,7 @@ from rollplex.protocol.trainer import (
     UpdateVote,
 )
 from rollplex_coordinator.decisions.busy import Span
-from rollplex_coordinator.decisions.digests import combined
+from rollplex_coordinator.decisions.digests import check_replicas, combined
 from rollplex_coordinator.decisions.fleet import Team
 from rollplex_coordinator.decisions.gate_steps import (
     Apply,
@@ -254,6 +254,7 @@ class Update:
         self.metrics["refreshed_bytes"] = float(sum(answer.refreshed_bytes for answer in answers))
         self.metrics["rebuilt_bytes"] = float(sum(answer.rebuilt_bytes for answer in answers))
         digests = {device: answer.digest for device, answer in self._published.items()}
+        check_replicas(self._c.fleet, digests)
         self._do(self._c.gate.applied(message.version, combined(digests)))
 
     def _on_skipped(self, _peer: Peer, _message: UpdateSkipped) -> None:
