@@ -22,6 +22,10 @@ HASTY = Limits(start_s=100.0, received_s=1.0, answer_s=100.0, grace_s=2.0, alive
 """For those that are meant to be late: they fail when it is over."""
 
 
+NOT_WARM = {"leaves_a_child_with_its_stream"}
+"""Started as processes of their own: a warm worker's end is that of its children too."""
+
+
 def ours(role: str) -> list[str]:
     """The command of our own service."""
     return [sys.executable, "-m", f"rollplex_{role}"]
@@ -29,4 +33,5 @@ def ours(role: str) -> list[str]:
 
 def broken(rule: str, role: str) -> list[str]:
     """Our own service, which breaks one rule (`warm_broken`)."""
-    return [sys.executable, "-m", "warm_broken", rule, role]
+    real = ["-B"] if rule in NOT_WARM else []
+    return [sys.executable, *real, "-m", "warm_broken", rule, role]

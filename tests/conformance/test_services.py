@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from conformance.conftest import HASTY, PATIENT, broken, ours
-from rollplex.conformance.drive import conformance
+from rollplex.conformance import cases
+from rollplex.conformance.drive import KITS, conformance
+from rollplex.conformance.reading import READER
 from rollplex.protocol.common import Role
 
 LATE = ("handshake_refused", "received", "alive", "eof", "sigterm", "leave")
@@ -18,6 +20,8 @@ BROKEN = (
     ("insists", "rollout", "handshake_refused"),
     ("another_schema", "rollout", "hello"),
     ("another_name_for_messages", "rollout", "handshake"),
+    ("tells_another_size", "rollout", "load"),
+    ("shrugs_before_it_has_loaded", "rollout", "early"),
     ("late_received", "rollout", "received"),
     ("doubled_received", "rollout", "received"),
     ("no_alive", "rollout", "alive"),
@@ -29,6 +33,7 @@ BROKEN = (
     ("outlives_its_coordinator", "rollout", "eof"),
     ("deaf_to_term", "rollout", "sigterm"),
     ("leaves_without_waiting", "rollout", "sigterm"),
+    ("leaves_a_child_with_its_stream", "rollout", "kill"),
     ("stays_after_leave", "rollout", "leave"),
     ("leaves_a_file", "rollout", "leftovers"),
     ("trusts_any_version", "rollout", "version"),
@@ -38,6 +43,7 @@ BROKEN = (
     ("keeps_old_weights", "rollout", "fresh"),
     ("takes_more_than_its_lease", "rollout", "lease"),
     ("owns_up_to_more", "rollout", "held"),
+    ("tells_another_digest", "rollout", "digest"),
     ("samples_elsewhere", "rollout", "on_policy"),
     ("samples_placeholders", "rollout", "vocabulary"),
     ("forgets_the_temperature", "rollout", "logprobs"),
@@ -54,6 +60,7 @@ BROKEN = (
     ("owns_up_to_more", "prefix", "held"),
     ("trusts_any_version", "trainer", "version"),
     ("digests_nothing", "trainer", "filled"),
+    ("trains_without_temperature", "trainer", "logprobs"),
     ("votes_for_everything", "trainer", "skip"),
     ("steps_too_early", "trainer", "vote"),
     ("steps_too_far", "trainer", "update"),
@@ -78,3 +85,14 @@ def test_a_service_that_breaks_a_rule_fails_the_case_of_that_name(rule: str, rol
     assert failure.case == case, report.log
     assert failure.got, "it says what it got"
     assert failure.needed, "and what it needed"
+
+
+def test_every_rule_has_a_service_that_breaks_it() -> None:
+    """A rule of two roles whose check is the same code has one of either."""
+    shared = (*cases.REFUSED, *cases.BEGINNING, *cases.WIRE, *cases.ENDING, *cases.EARLY, *cases.VERSION, *cases.LEASE)
+    alone = (*cases.DRAIN, *cases.DOUBLED, *cases.EOF, *cases.TERM, *cases.KILL)
+    broken_ones = {(role, case) for _, role, case in BROKEN}
+    assert {*shared, *alone} - {case for _, case in broken_ones} == set()
+    for role, kit in KITS.items():
+        rules = set(kit.rules) - ({*READER} if role is not Role.ROLLOUT else set())  # type: ignore[attr-defined]
+        assert {case for case in rules if (role.value, case) not in broken_ones} == set(), role

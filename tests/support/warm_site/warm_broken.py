@@ -18,7 +18,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from rollplex.protocol.codec import CHANNELS
-from rollplex.protocol.common import Alive, CachesDropped, Drained, Loaded, Received, Role
+from rollplex.protocol.common import Alive, CachesDropped, DigestReply, Drained, Loaded, Received, Role
 from rollplex.protocol.handshake import Reason, Refused
 from rollplex.worker import runtime
 
@@ -109,6 +109,37 @@ def sends_what_cannot_be_read() -> None:
         return reply
 
     _wrap(f"{MESSAGES}.reply", make)
+
+
+def tells_another_size() -> None:
+    _frames(lambda m: replace(m, table_bytes=m.table_bytes + 1) if isinstance(m, Loaded) else m)
+
+
+def tells_another_digest() -> None:
+    _frames(lambda m: replace(m, digest=m.digest[::-1]) if isinstance(m, DigestReply) else m)
+
+
+def shrugs_before_it_has_loaded() -> None:
+    def make(plain: Any) -> Any:
+        def serve(messages: Any, make_service: Any) -> Any:
+            return plain(messages, lambda: _Shrugging(make_service()))
+
+        return serve
+
+    _wrap("rollplex.worker.runtime:_serve", make)
+
+
+class _Shrugging:
+    """Ends without a word where the first instruction is not the one that loads."""
+
+    def __init__(self, service: Any) -> None:
+        self._service, self._loaded = service, False
+
+    def handle(self, message: Any, reply: Any) -> None:
+        if not (self._loaded or type(message).__name__.startswith("Load")):
+            os._exit(0)
+        self._loaded = True
+        self._service.handle(message, reply)
 
 
 def late_received() -> None:
@@ -212,6 +243,16 @@ class _Service:
 
 def outlives_its_coordinator() -> None:
     _wrap("rollplex.worker.runtime:watch", lambda _: lambda stream, on_end: None)
+
+
+def leaves_a_child_with_its_stream() -> None:
+    def more(message: Any, send: Any) -> None:
+        send(message)
+        if isinstance(message, Loaded) and os.fork() == 0:
+            time.sleep(60)
+            os._exit(0)
+
+    _answers(more)
 
 
 def deaf_to_term() -> None:
@@ -431,6 +472,10 @@ def publishes_another_digest() -> None:
 
 def forgets_the_sign() -> None:
     _given("rollplex_trainer.suffix:unit_loss", advantages=lambda given: -given)
+
+
+def trains_without_temperature() -> None:
+    _given("rollplex_trainer.suffix:suffix_forward", temperature=lambda _: 1.0)
 
 
 def saves_other_weights() -> None:
