@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from rollplex.config import Config
-from rollplex.errors import ModelError
+from rollplex.errors import ModelError, StateError
 from rollplex.journal.events import LeaseGranted, LeaseReleased, ServiceReady, StageDone
 from rollplex.journal.phases import Phase
 from rollplex.memory.segment import backend
@@ -373,3 +373,12 @@ def test_a_file_that_an_earlier_attempt_left_is_met_by_no_more(make_several: Cal
     loading.load()
     assert {Path(m.parallel.meet).name for m in loading.all(LoadTrainer)} == {"meet.trainer.2"}
     assert {Path(m.parallel.meet).name for m in loading.all(LoadPrefix)} == {"meet.prefix.1"}
+
+
+def test_replicas_that_have_loaded_different_weights_are_refused(make_several: Callable[..., Loading]) -> None:
+    loading = make_several(**TWO_BY_TWO)
+    honest = loading.workers.answers[Publish]
+    digests = iter(("a", "b", "a", "c"))
+    loading.workers.answers[Publish] = lambda m: [replace(honest(m)[0], digest=next(digests))]
+    with pytest.raises(StateError, match="Replicas have different weights; got digest c on device 0:3; needed b"):
+        loading.load()
