@@ -408,3 +408,26 @@ def test_a_watched_descriptor_calls_its_handler_until_it_is_unwatched(site: Site
         site.join(Role.ROLLOUT)
         assert turns
         assert len(calls) == 2
+
+
+def test_what_others_say_while_a_worker_dies_is_heard_afterwards(site: Site) -> None:
+    """A run can go on after a death: that of a newcomer which was to take somebody's place."""
+    rollout, prefix = site.join(Role.ROLLOUT), site.join(Role.PREFIX)
+    seen = Seen(site, DigestReply)
+    ask(site, Role.PREFIX)
+    rollout.die()
+    site.soon(lambda: answer(prefix, "p"))
+    with pytest.raises(ServiceDied):
+        site.link.pump(lambda: False)
+    site.link.pump(lambda: len(seen) == 1)
+    assert [(role, m.digest) for role, m in seen.messages] == [(Role.PREFIX, "p")]
+
+
+def test_two_that_died_together_are_not_waited_for_at_the_end(site: Site) -> None:
+    workers = [site.join(Role.ROLLOUT), site.join(Role.PREFIX)]
+    for worker in workers:
+        worker.die()
+    with pytest.raises(ServiceDied):
+        site.link.pump(lambda: False)
+    site.link.leave_all("the run failed")
+    assert site.link.await_ends(2.0, lambda: False) == []

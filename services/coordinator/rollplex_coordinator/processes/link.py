@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
-from rollplex.errors import ProtocolError
+from rollplex.errors import ProtocolError, WaitError
 from rollplex.protocol.common import Alive, Device, ErrorReport, Failed, Leave, Leaving, Received, Role
 from rollplex_coordinator.decisions.fleet import DEVICE, SINGLE, Fleet, Team
 from rollplex_coordinator.decisions.waits import Wait
@@ -164,10 +164,15 @@ class Link(Asking):
         """
         self.hub.unwatch_all()
         end = self._clock() + deadline_s
-        while (self._peers or children_run()) and (left := end - self._clock()) > 0:
-            for event in self.hub.poll(min(left, ENDING_TICK_S)):
+        events: list[Event] = list(self._events)  # an end that was heard while another one was told is among them
+        while True:
+            for event in events:
                 if isinstance(event, Gone):
                     self._peers.pop((event.peer.role, event.peer.device), None)
+            left = end - self._clock()
+            if left <= 0 or not (self._peers or children_run()):
+                break
+            events = self.hub.poll(min(left, ENDING_TICK_S))
         return list(self._peers.values())
 
     # --- stops ----------------------------------------------------------------------------------------------------
@@ -261,13 +266,17 @@ class Link(Asking):
         self._gone(peer)
 
     def _gone(self, peer: Peer) -> NoReturn:
-        """Its last message may say why; it was sent before the end of the stream but may be read after it."""
+        """Its last message may say why; it was sent before the end of the stream but may be read after it. What others
+        said meanwhile stays for the next turn, if there is one."""
         end = self._clock() + LAST_WORDS_S
         heard = list(self._events)
         self._events.clear()
         while True:
-            for event in heard:
-                if isinstance(event, Arrived) and (event.peer.role, event.peer.device) == (peer.role, peer.device):
+            told = [event for event in heard if not isinstance(event, Ready)]  # what is ready will be so again
+            own = [event for event in told if (event.peer.role, event.peer.device) == (peer.role, peer.device)]
+            self._events.extend(event for event in told if event not in own)
+            for event in own:
+                if isinstance(event, Arrived):
                     self._last_word(peer, event.message)
             left = end - self._clock()
             if left <= 0:
@@ -278,8 +287,8 @@ class Link(Asking):
         self._bury(peer)
 
     def _failed(self, peer: Peer, report: ErrorReport) -> NoReturn:
-        """A process reports an error. That another one was killed, in the middle of what they did together, is the
-        reason then, and it is told instead."""
+        """A process reports an error. That another one was killed, or failed, in the middle of what they did together,
+        is the reason then, and it is told instead."""
         others = [device for device in self.fleet.devices_of(peer.role) if device != peer.device]
         end = self._clock() + LAST_WORDS_S
         while others:
@@ -287,10 +296,19 @@ class Link(Asking):
                 if self._supervisor.exit_text(peer.role, device).startswith(KILLED):
                     dead = Peer(role=peer.role, device=device, incarnation=0, pid=0)
                     self._bury(self._peers.get((peer.role, device), dead))
+            if report.kind == WaitError.__name__:
+                self._raise_what_was_waited_for(peer.role)
             if self._clock() >= end:
                 break
             self._events.extend(self.hub.poll(ENDING_TICK_S))
         raise WorkerFailed(peer, report)
+
+    def _raise_what_was_waited_for(self, role: Role) -> None:
+        """The error of a process of this role that did not just wait in vain for another, if one has come."""
+        said = [event for event in self._events if isinstance(event, Arrived) and event.peer.role is role]
+        for event in said:
+            if isinstance(event.message, Failed) and event.message.error.kind != WaitError.__name__:
+                raise WorkerFailed(event.peer, event.message.error)
 
     def _bury(self, peer: Peer) -> NoReturn:
         how = self._supervisor.exit_text(peer.role, peer.device) or "its connection ended"
