@@ -27,7 +27,8 @@ from rollplex_coordinator.processes.stop import StopRun
 from support.sockets import Clock, Site, open_hub
 
 SECTION_S = 1000.0
-REPORT = ErrorReport(kind="EngineError", what="a collective ended", got="a closed connection")
+REPORT = ErrorReport(kind="EngineError", what="what really failed", got="a number that is not finite")
+LOST = ErrorReport(kind="WaitError", what="A collective among ranks has failed", got="a closed connection")
 FLEET = fleet_of(
     from_mapping(
         {
@@ -141,7 +142,7 @@ def test_a_death_names_the_device_and_its_log(site: Site) -> None:
 
 def test_the_error_of_one_that_lost_another_names_the_other_s_death(site: Site) -> None:
     first, _ = site.join_all(Role.PREFIX)
-    first.send(Failed(cause=1, error=REPORT))
+    first.send(Failed(cause=1, error=LOST))
     site.soon(lambda: site.supervisor.ends.update({(Role.PREFIX, SECOND): "killed by SIGKILL"}))
     with pytest.raises(ServiceDied, match=r"prefix service of device 0:1 died; got killed by SIGKILL"):
         site.link.pump(lambda: False)
@@ -151,7 +152,7 @@ def test_an_error_that_has_no_death_behind_it_is_told_as_it_is(site: Site) -> No
     _, second = site.join_all(Role.PREFIX)
     site.supervisor.ends[Role.PREFIX] = "exit code 1"
     second.send(Failed(cause=1, error=REPORT))
-    with pytest.raises(WorkerFailed, match="a collective ended") as caught:
+    with pytest.raises(WorkerFailed, match="what really failed") as caught:
         site.link.pump(lambda: False)
     assert str(caught.value.peer) == "prefix[0:1]"
 
@@ -173,4 +174,25 @@ def test_a_rank_that_hangs_is_named_and_not_the_one_that_waits_for_it(site: Site
     heard_s = site.link.heard_s(Role.PREFIX)
     site.link.pump(lambda: site.link.heard_s(Role.PREFIX) != heard_s)
     with pytest.raises(WaitError, match=r"prefix\[0:1\] did not finish: drain.*no sign of life"):
+        site.link.pump(lambda: False)
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_of_two_errors_that_of_the_one_that_the_other_waited_for_is_told(site: Site, *, later: bool) -> None:
+    first, second = site.join_all(Role.PREFIX)
+    first.send(Failed(cause=1, error=LOST))
+
+    def fail() -> None:
+        second.send(Failed(cause=2, error=REPORT))
+
+    site.soon(fail) if later else fail()
+    with pytest.raises(WorkerFailed, match="what really failed") as caught:
+        site.link.pump(lambda: False)
+    assert str(caught.value.peer) == "prefix[0:1]"
+
+
+def test_if_all_lost_each_other_the_first_is_told(site: Site) -> None:
+    for worker in site.join_all(Role.PREFIX):
+        worker.send(Failed(cause=1, error=LOST))
+    with pytest.raises(WorkerFailed, match="A collective among ranks has failed"):
         site.link.pump(lambda: False)
