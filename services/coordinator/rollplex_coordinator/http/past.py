@@ -10,6 +10,8 @@ from rollplex_coordinator.archive.runs import Archive
 from rollplex_coordinator.http.errors import UnavailableError
 
 READERS = 2
+ASKING = 24
+"""That read or wait for it. Each has one of the 40 threads in which requests are answered: stop needs one too."""
 WAIT_S = 10.0
 
 
@@ -19,22 +21,29 @@ class Past:
     def __init__(self, archive: Archive) -> None:
         self.archive = archive
         self._free = threading.BoundedSemaphore(READERS)
+        self._asking = threading.BoundedSemaphore(ASKING)
 
     @contextmanager
     def reading(self) -> Iterator[None]:
         """Waits for its turn.
 
         Raises:
-            UnavailableError: it did not come within WAIT_S.
+            UnavailableError: it did not come within WAIT_S, or too many wait already.
         """
-        if not self._free.acquire(timeout=WAIT_S):
-            raise UnavailableError(
-                "too much of past runs is being read",
-                got=f"{READERS} readers for {WAIT_S:g} s",
-                needed="a free one",
-                do="Try again later.",
-            )
+        if not self._asking.acquire(blocking=False):
+            raise _too_much(f"{ASKING} requests at once")
         try:
-            yield
+            if not self._free.acquire(timeout=WAIT_S):
+                raise _too_much(f"{READERS} readers for {WAIT_S:g} s")
+            try:
+                yield
+            finally:
+                self._free.release()
         finally:
-            self._free.release()
+            self._asking.release()
+
+
+def _too_much(got: str) -> UnavailableError:
+    return UnavailableError(
+        "too much of past runs is being read", got=got, needed="a free reader", do="Try again later."
+    )
