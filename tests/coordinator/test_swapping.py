@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,9 +11,10 @@ import pytest
 
 from rollplex.errors import ConfigError, StateError
 from rollplex.journal.events import ServiceReady, SwapRefused
-from rollplex.protocol.common import DigestReply, Drained, Loaded, Role
+from rollplex.protocol.common import Device, DigestReply, Drained, Loaded, Role
 from rollplex_coordinator.decisions.swap import TAKEOVER, Stage
 from rollplex_coordinator.decisions.work import Work
+from rollplex_coordinator.processes.link import WorkerDied
 from rollplex_coordinator.swapping import Swapping
 
 OLD, NEW = ("old",), ("new", "--fast")
@@ -132,3 +134,56 @@ def test_the_old_program_stays_until_digests_that_are_under_way_have_come(tmp_pa
     newest = site.swapping.swaps.newest
     assert newest is not None
     assert (newest.stage, newest.step) == (Stage.SWAPPED, 0)
+
+
+def died(role: Role) -> WorkerDied:
+    said = f"the {role} service died"
+    return WorkerDied(said, role=role, device=Device(), got="exit code 7", needed="it", do="Look.", where=str(role))
+
+
+def raising(error: Exception) -> Callable[[], None]:
+    def wait() -> None:
+        raise error
+
+    return wait
+
+
+def swapped(tmp_path: Path) -> Site:
+    site = Site(tmp_path)
+    site.swapping.swaps.ask(Role.ROLLOUT, NEW, stopping=False)
+    site.swapping.swaps.passed()
+    site.swapping.at_border(cast("Any", site.context))
+    assert site.program == NEW
+    return site
+
+
+def test_a_newcomer_that_ends_while_nothing_is_asked_of_it_gives_its_place_back(tmp_path: Path) -> None:
+    site = swapped(tmp_path)
+    site.swapping.stay(cast("Any", site.context), raising(died(Role.ROLLOUT)))
+    newest = site.swapping.swaps.newest
+    assert newest is not None
+    assert (newest.stage, newest.case, newest.step) == (Stage.REFUSED, TAKEOVER, None)
+    assert "exit code 7" in newest.got
+    assert (site.program, site.readers) == (OLD, [Role.ROLLOUT])
+    assert type(site.events[-1]) is SwapRefused
+    assert site.control.gate is site.context.gate
+    with pytest.raises(WorkerDied):
+        site.swapping.stay(cast("Any", site.context), raising(died(Role.ROLLOUT)))
+
+
+def test_the_end_of_another_service_or_after_an_iteration_has_begun_is_that_of_the_run(tmp_path: Path) -> None:
+    site = swapped(tmp_path)
+    with pytest.raises(WorkerDied):
+        site.swapping.stay(cast("Any", site.context), raising(died(Role.PREFIX)))
+    site.swapping.begun()
+    with pytest.raises(WorkerDied):
+        site.swapping.stay(cast("Any", site.context), raising(died(Role.ROLLOUT)))
+    assert site.program == NEW
+
+
+def test_who_has_been_asked_to_be_replaced_has_no_older_program_to_give_its_place_to(tmp_path: Path) -> None:
+    site = swapped(tmp_path)
+    with pytest.raises(StateError, match="cannot be started"):
+        site.swapping.ask(Role.ROLLOUT, ["python\0"])
+    with pytest.raises(WorkerDied):
+        site.swapping.stay(cast("Any", site.context), raising(died(Role.ROLLOUT)))

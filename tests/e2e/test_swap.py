@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -69,9 +71,13 @@ def state(api: httpx.Client) -> dict[str, Any]:
     return found
 
 
-def rollout(api: httpx.Client) -> dict[str, Any]:
-    (found,) = [view for view in api.get("/services").json() if view["role"] == "rollout"]
+def service(api: httpx.Client, role: str) -> dict[str, Any]:
+    (found,) = [view for view in api.get("/services").json() if view["role"] == role]
     return dict(found)
+
+
+def rollout(api: httpx.Client) -> dict[str, Any]:
+    return service(api, "rollout")
 
 
 @pytest.mark.timeout(300)
@@ -121,8 +127,16 @@ def test_one_that_conforms_and_dies_when_it_takes_the_place_gives_it_back(node: 
     assert (now["command"], now["incarnation"], now["state"]) == (BACK, 5, "ready")
 
 
-@pytest.mark.timeout(200)
-def test_a_prefix_service_is_replaced_too(node: Node, api: httpx.Client) -> None:
+@pytest.mark.timeout(300)
+def test_a_prefix_service_is_replaced_too_and_one_that_ends_before_its_first_iteration_gives_the_place_back(
+    node: Node, api: httpx.Client
+) -> None:
+    done = swap(node, api, OTHER_PREFIX, role="prefix")
+    assert (done["state"], done["step"]) == ("swapped", 7), done
+    os.kill(service(api, "prefix")["pid"], signal.SIGKILL)
+    node.until(lambda: state(api)["state"] == "refused", "the old program in its place")
+    assert (state(api)["case"], service(api, "prefix")["incarnation"]) == ("takeover", 3)
+    assert "killed by SIGKILL" in state(api)["got"]
     done = swap(node, api, OTHER_PREFIX, role="prefix")
     assert (done["state"], done["step"]) == ("swapped", 7), done
 
@@ -152,6 +166,7 @@ def journalled(run: Finished) -> None:
         (3, OTHER, 2),
         (6, BACK, 3),
         (7, OTHER_PREFIX, 2),
+        (7, OTHER_PREFIX, 4),
     ]
     assert [list(event.replaced) for event in swaps[:2]] == [BACK, OTHER]
-    assert [event.case for event in run.of(SwapRefused)] == ["hello", "drain", "conformance", "takeover"]
+    assert [event.case for event in run.of(SwapRefused)] == ["hello", "drain", "conformance", "takeover", "takeover"]

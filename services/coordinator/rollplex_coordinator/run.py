@@ -251,10 +251,11 @@ class _Run:
         while not self._work.last:
             self._swapping.at_border(context)
             if self._work.iterate:
+                self._swapping.begun()
                 self._iterate(context, checkpoints)
             else:
                 say("rollplex: waiting for `rollplex start N` (POST /iterations)")
-                node.link.pump(lambda: self._awaited)
+                self._swapping.stay(context, lambda: node.link.pump(lambda: self._awaited))
             if self._work.checkpoint_wanted:
                 self._work.checkpoint_wanted = False
                 checkpoints.save()

@@ -4,6 +4,7 @@
                         │ a case fails                        anything of these goes wrong │
                         ▼                                                                  ▼
                    SwapRefused                                          the old program again, SwapRefused
+                                          (also of one that ends before its first iteration)
 
 Owns the order of these. What may be replaced, and how far it has got, is `decisions.swap`'s. A trainer is not replaced.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rollplex.errors import (
     ConfigError,
@@ -57,6 +58,8 @@ class Swapping:
             )
         )
         self._trial: Trial | None = None
+        self._before: tuple[Role, tuple[str, ...]] | None = None
+        """The old program of a place whose newcomer has not begun an iteration yet."""
 
     @property
     def due(self) -> bool:
@@ -70,6 +73,7 @@ class Swapping:
             StateError: it cannot be replaced, or not now; or its test cannot be started.
         """
         swap = self.swaps.ask(role, command, stopping=self._work.stopping is not None)
+        self._before = None  # one that is to be replaced, or keeps its place, has it
         needed = "a program and arguments that a process can be started with"
         try:
             self._trial = Trial(self._node.run_dir, role, command)
@@ -107,6 +111,7 @@ class Swapping:
         finally:
             self._control.gate = context.gate
         self.swaps.swapped(self._work.done)
+        self._before = (role, tuple(old))
         peer = node.link.peers[role]
         node.record.append(
             ServiceSwapped(
@@ -120,6 +125,35 @@ class Swapping:
             )
         )
         say(f"rollplex: {role} is {' '.join(swap.command)} from iteration {self._work.done + 1} on")
+
+    def begun(self) -> None:
+        """An iteration begins: from here on the end of a newcomer is that of the run."""
+        self._before = None
+
+    def stay(self, context: Context, wait: Callable[[], None]) -> None:
+        """Wait between two iterations. A newcomer that ends meanwhile, before its first one, gives its place back.
+
+        Raises:
+            RollplexError: what `wait` raises, of anybody else; or the old program could not take the place.
+        """
+        try:
+            wait()
+        except (WorkerFailed, WorkerDied) as error:
+            if self._before is None or _role_of(error) is not self._before[0]:
+                raise
+            self._take_back(context, *self._before, str(error))
+
+    def _take_back(self, context: Context, role: Role, old: Sequence[str], got: str) -> None:
+        log.warning("%s ended before its first iteration: %s", role, got)
+        self._before = None
+        self._control.gate = None
+        try:
+            self._node.dismiss(role, "it ended before its first iteration")
+            context.gate.remove_reader(role)
+            self._let_in(context, role, old)
+        finally:
+            self._control.gate = context.gate
+        self._tell(self.swaps.undone(got[:4_000], "a service that stays until its first iteration"))
 
     def close(self) -> None:
         """The run ends."""
@@ -142,10 +176,13 @@ class Swapping:
             self._refuse(*failure)
 
     def _refuse(self, case: str, got: str, needed: str) -> None:
-        swap = self.swaps.refused(case, got[:4_000], needed[:4_000])
-        event = SwapRefused(role=swap.role, command=swap.command, case=case, got=swap.got, needed=swap.needed)
-        self._node.record.append(event)
-        say(f"rollplex: {swap.role} stays: {case} of {' '.join(swap.command)}: got {got}; needed {needed}")
+        self._tell(self.swaps.refused(case, got[:4_000], needed[:4_000]))
+
+    def _tell(self, swap: Swap) -> None:
+        """Of one that is refused."""
+        role, case, got, needed = swap.role, swap.case, swap.got, swap.needed
+        self._node.record.append(SwapRefused(role=role, command=swap.command, case=case, got=got, needed=needed))
+        say(f"rollplex: {role} stays: {case} of {' '.join(swap.command)}: got {got}; needed {needed}")
 
     def _dismiss(self, context: Context, role: Role) -> None:
         """The one that has the place finishes, reads no more, and leaves."""

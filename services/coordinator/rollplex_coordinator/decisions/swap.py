@@ -3,6 +3,7 @@
     asked ─► TESTING ──passed──► PASSED ──next border between iterations──► SWAPPED
                 │                   │
                 └──── a case failed ┴─ it does not join, load, see the weights, or is off policy ──► REFUSED
+                                                       SWAPPED ──ended before its first iteration───────┘
 
 Owns the states and what is refused from the start. One replacement is under way at a time. Starts no process.
 """
@@ -122,6 +123,10 @@ class Swaps:
     def swapped(self, step: int) -> Swap:
         """It has the place, from iteration `step` on."""
         return self._become(Stage.PASSED, stage=Stage.SWAPPED, step=step)
+
+    def undone(self, got: str, needed: str) -> Swap:
+        """It had the place, and ended before its first iteration; the old program has it again."""
+        return self._become(Stage.SWAPPED, stage=Stage.REFUSED, case=TAKEOVER, got=got, needed=needed, step=None)
 
     @property
     def due(self) -> Swap | None:
