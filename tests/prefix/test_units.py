@@ -131,6 +131,7 @@ def test_a_unit_that_is_alive_at_the_gate_is_an_error_that_names_it(make_world: 
     world = make_world()
     answer = world.send(Drain(cause=2, version=VERSION))
     assert answer.version == VERSION
+    world.send(Committed(cause=3, version=VERSION))
     world.forward(which, ALL, 4)
     with pytest.raises(StateError, match=rf"outlive their step.*{which} units \[4\]"):
         world.send(Drain(cause=3, version=VERSION))
