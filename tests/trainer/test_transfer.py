@@ -135,3 +135,13 @@ def test_only_the_leader_writes_files(world: RankWorld, tmp_path: Path) -> None:
     ):
         with pytest.raises(StateError, match="needed rank 0 of replica 0"):
             world.send(message)
+
+
+def test_a_trainer_without_a_unit_leaves_out_what_the_prefix_arena_has_of_an_earlier_step(world: RankWorld) -> None:
+    """Of several replicas some may have no prompts in a step; they vote all the same."""
+    world.publish(0)
+    for gradient in world.prefix_gradients.values():
+        gradient.fill_(1.0)
+    vote = prepare(world)
+    assert not world.ready.arena.any()
+    assert vote.metrics["grad_norm"] == 0.0

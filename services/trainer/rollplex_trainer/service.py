@@ -178,7 +178,7 @@ class TrainerService:
         ready.header.require(message.version)
         step = self._step_of(message.step, message.version)
         step.require(Stage.OPEN, "prepare the update")
-        if not step.whole:
+        if step.has_units:
             ready.arena.add_(ready.prefix_arena)
         sums = ready.sum_step(step.metrics)
         normaliser = sums.normaliser

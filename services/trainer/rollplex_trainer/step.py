@@ -40,6 +40,12 @@ class Step:
         """The gradients are of whole sequences, so none are in the prefix service's arena."""
         self._last_unit = -1
 
+    @property
+    def has_units(self) -> bool:
+        """Whether it has suffix units: then gradients are in the prefix service's arena too. Without any, what lies
+        there is of an earlier step, since the prefix service clears it when it first adds to it."""
+        return self._last_unit >= 0
+
     def begin_unit(self, unit: int) -> None:
         """Raises StateError if the gradients are final, or the unit is not after the last one."""
         self.require(Stage.OPEN, f"train suffix unit {unit}")
