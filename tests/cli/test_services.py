@@ -96,6 +96,7 @@ def test_a_program_that_is_nowhere_is_an_image_if_there_is_an_engine(
     command = program_of(["team/rollout:2"], tmp_path)
     assert command[1:5] == ["-P", "-m", "rollplex.worker.container", str(engine)]
     assert command[-1] == "team/rollout:2"
+    assert command[command.index("--pull") + 1] == "never", "a misspelt program must not become a download"
     assert f"{tmp_path}:{tmp_path}" in command
     assert f"{tmp_path / 'model'}:{tmp_path / 'model'}:ro" in command
     assert program_of([str(engine), "--x"], tmp_path) == [str(engine), "--x"]

@@ -88,14 +88,14 @@ def program_of(command: Sequence[str], run_dir: Path) -> list[str]:
 
 def container(image: str, engine: str, run_dir: Path) -> list[str]:
     """What runs a service in a container: it sees the run directory, the model and the folder of the conformance test
-    under their own paths, and no network."""
+    under their own paths, and no network. An image that is not here is not fetched: it may be a misspelt program."""
     model = load(run_dir / "config.yaml", []).model.path
     places = {str(run_dir.resolve()): "", str(Path(model).resolve()): ":ro", tempfile.gettempdir(): ""}
     volumes = [part for place, mode in places.items() for part in ("--volume", f"{place}:{place}{mode}")]
     user = f"{os.getuid()}:{os.getgid()}"
     return [
         *own("rollplex.worker.container", engine),
-        *("--network", "none", "--user", user, *volumes, image),
+        *("--pull", "never", "--network", "none", "--user", user, *volumes, image),
     ]
 
 
