@@ -6,15 +6,18 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --constraint constraints/host.txt
 PROJECT := pyproject.toml constraints/host.txt
 
-.PHONY: demo test check unit aside clean
+NODES := tests/e2e
+
+.PHONY: demo test check unit aside nodes parts clean
 
 demo: $(VENV)/.demo
 	$(BIN)/rollplex demo
 
-# The checks take one core, the tests hardly more than one. The checks run at the lowest priority, so that no test that
-# watches the clock waits for them; what they say is shown at their end.
+# Whole nodes wait much and compute little, so they run beside the other tests, each with folders of its own. The checks run
+# beside both at the lowest priority, so that no test that watches the clock waits for them. What runs aside is shown at its
+# end.
 test: $(VENV)/.dev
-	@$(MAKE) --no-print-directory --jobs=2 aside unit
+	@$(MAKE) --no-print-directory --jobs=3 aside nodes parts
 
 aside: $(VENV)/.dev
 	@nice -n 19 $(MAKE) --no-print-directory check >$(VENV)/check.log 2>&1; code=$$?; echo; cat $(VENV)/check.log; exit $$code
@@ -25,6 +28,12 @@ check: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+
+nodes: $(VENV)/.dev
+	@$(BIN)/pytest $(NODES) >$(VENV)/nodes.log 2>&1; code=$$?; echo; cat $(VENV)/nodes.log; exit $$code
+
+parts: $(VENV)/.dev
+	$(BIN)/pytest --ignore=$(NODES)
 
 unit: $(VENV)/.dev
 	$(BIN)/pytest

@@ -18,11 +18,13 @@ import pytest
 
 from support.warm import COLD, warm_process, worker_environment
 
+OPTIONS: list[str] = []
+"""Of the interpreter."""
 DEADLINE_S = 100.0  # the first worker waits until torch is imported
 
 
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "warm_probe", *arguments]
+    return [sys.executable, *OPTIONS, "-m", "warm_probe", *arguments]
 
 
 def environment(**variables: str) -> dict[str, str]:
@@ -64,7 +66,12 @@ def test_a_worker_of_a_node_is_forked_and_a_cold_one_is_not() -> None:
     assert not is_warm(environment(**COLD))
 
 
-def test_a_forked_worker_sees_what_a_started_one_sees(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [[], ["-P"]], ids=["", "safe path"])
+def test_a_forked_worker_sees_what_a_started_one_sees(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str]
+) -> None:
+    monkeypatch.setitem(globals(), "OPTIONS", options)
+    assert is_warm(environment())
     found = {}
     for name, more in (("forked", {"A": "ü\udcff"}), ("started", {"A": "ü\udcff", **COLD})):
         old = os.umask(0o027)
