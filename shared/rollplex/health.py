@@ -31,7 +31,8 @@ _UP = frozenset({"ready", "busy"})
 
 
 class ServiceNote(Struct, frozen=True, kw_only=True):
-    """One service. state: starting, ready, busy or dead. heard_age_s: since its last message; None before the first."""
+    """One service. state: starting, ready, busy or dead. heard_age_s: since its last message, the first of which is its
+    greeting; None before that."""
 
     service: str
     state: str

@@ -15,6 +15,7 @@ import pytest
 from rollplex.errors import RollplexError, SegmentError, StaleWeightsError
 from rollplex.layout.parameters import HEADER_BYTES
 from rollplex.memory import Backend, Mapping
+from rollplex.memory import header as header_module
 from rollplex.memory.fds import recv, send
 from rollplex.memory.header import Header, HeaderPage, State
 from rollplex.protocol.common import Memory
@@ -300,3 +301,14 @@ def test_a_reader_in_another_process_never_sees_a_version_with_another_digest_or
         if seen.state is State.STABLE:
             assert seen.digest == digests[seen.version]
     send(sock, b"", [], 20.0)
+
+
+def test_a_header_that_never_rests_is_refused_with_how_often_it_changed(
+    mapping: Mapping, page: HeaderPage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page.initialise(0, digest_of(0))
+    monkeypatch.setattr(header_module, "_REST_S", 0.0)
+    load, turns = mapping.load_word, iter(range(1_000))
+    monkeypatch.setattr(mapping, "load_word", lambda at: load(at) + (next(turns) % 2 << 8))
+    with pytest.raises(SegmentError, match="does not come to rest; got 100 changes"):
+        page.read()

@@ -374,9 +374,13 @@ def test_a_dismissed_worker_leaves_the_rest_is_heard_later_and_another_one_takes
     rollout.die()
     site.link.pump(lambda: bool(heard))
     site.hub.expect(Role.ROLLOUT, before.device, 2, exact=True)
+    site.clock.forward(SECTION_S / 2)
     site.join(Role.ROLLOUT, incarnation=2)
     site.link.pump(lambda: Role.ROLLOUT in site.link.peers)
     assert site.link.peers[Role.ROLLOUT].incarnation == 2
+    heard_s = site.link.heard_s(Role.ROLLOUT)
+    assert heard_s is not None, "its greeting counts, or one that never speaks would look well"
+    assert site.clock() - heard_s < SECTION_S / 4, "and not what the one before it said"
 
 
 def test_a_worker_that_does_not_leave_when_it_is_dismissed_is_not_waited_for_for_ever(site: Site) -> None:

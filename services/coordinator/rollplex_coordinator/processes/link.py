@@ -95,7 +95,7 @@ class Link(Asking):
         self.hub.unwatch(fd)
 
     def heard_s(self, role: Role, device: Device = DEVICE) -> float | None:
-        """When a worker's last message arrived, by this link's clock; None before the first."""
+        """When a worker's last message arrived, by this link's clock; None before it joined."""
         return self._heard.get((role, device))
 
     def await_peers(self, roles: Iterable[Role], deadline_s: float) -> None:
@@ -236,6 +236,7 @@ class Link(Asking):
         match event:
             case Joined(peer=peer):
                 self._peers[peer.role, peer.device] = peer
+                self._heard[peer.role, peer.device] = self._clock()  # its greeting; also of one that takes a place
                 self.on_joined(peer)
             case Arrived(peer=peer, message=message):
                 self._arrived(peer, message)

@@ -138,3 +138,10 @@ def test_a_child_that_ends_in_the_middle_of_a_row_leaves_no_thread_with_an_error
     tracker._feeder.join(DEADLINE_S)
     assert not tracker._feeder.is_alive()
     assert raised == []
+
+
+def test_a_child_that_says_no_more_and_stays_is_left_out(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollplex_coordinator.records.trackers.tracker.ENDING_S", 0.2)
+    tracker = make("import os, time\nos.close(1)\ntime.sleep(300)\n")
+    until(lambda: tracker.state == "failed")
+    assert "did not end within 0.2 s" in tracker.detail

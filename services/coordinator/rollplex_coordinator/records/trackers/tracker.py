@@ -28,8 +28,11 @@ from typing import Any, Literal
 log = logging.getLogger("rollplex.coordinator")
 
 MAX_ROWS = 1_000
+KILLED_S = 10.0
 CLOSE_S = 10.0
 """How long the end of a run waits for its trackers, all of them together."""
+ENDING_S = 90.0
+"""From the end of a child's answers to its own: longer than `__main__` gives its package to finish."""
 MAX_DETAIL = 500
 State = Literal["starting", "ready", "failed"]
 
@@ -124,7 +127,10 @@ class Tracker:
         if self._child is not None and self._child.poll() is None:
             with suppress(ProcessLookupError):
                 os.killpg(self._child.pid, signal.SIGKILL)  # it leads a session, and so a group
-            self._child.wait()
+            try:
+                self._child.wait(timeout=KILLED_S)
+            except subprocess.TimeoutExpired:
+                log.error("%s (pid %d) was killed, but has not ended: the kernel holds it", self.name, self._child.pid)
 
     def _feed(self) -> None:
         assert self._child is not None, "the feeder is started after the child"
@@ -143,7 +149,11 @@ class Tracker:
         with self._child.stdout as pipe:
             for line in pipe:
                 self._hear(line)
-        code = self._child.wait()
+        try:
+            code = self._child.wait(timeout=ENDING_S)  # its answers have ended: it ends too, or is not one of ours
+        except subprocess.TimeoutExpired:
+            self._fail(f"it said no more, but did not end within {ENDING_S:g} s")
+            return
         if self.state != "failed" and (code != 0 or not self._closing):
             self._fail(f"its process ended with exit code {code}")
 
