@@ -5,10 +5,18 @@ from __future__ import annotations
 from typing import Any, Literal, TypeAlias
 
 from rollplex.bench.lengths import Lengths
+from rollplex.errors import ConfigError
 from rollplex.presets import SPECIAL_TOKENS
 from rollplex.presets.tokenizer import END_OF_TURN
 
 Device: TypeAlias = Literal["host", "cuda"]
+
+
+def parse_device(text: str) -> Device:
+    """Raises ConfigError for anything else."""
+    if text not in ("host", "cuda"):
+        raise ConfigError("There is no such device", got=repr(text), needed="host or cuda", where="--device")
+    return "cuda" if text == "cuda" else "host"
 
 
 def make_config(*, lengths: Lengths, group_size: int, prompts: int, device: Device = "host") -> dict[str, object]:

@@ -14,6 +14,7 @@ from rollplex.bench.gradients import Comparison, compare_gradients, table_of
 from rollplex.bench.lengths import parse_lengths
 from rollplex.bench.nodes import Job, Node, StoppedError, run_node, run_row
 from rollplex.bench.plot import check_plot, write_plot
+from rollplex.bench.recipe import parse_device
 from rollplex.bench.report import report
 from rollplex.bench.rows import Row, choose_modes, choose_rows
 from rollplex.bench.schedules import Plan, run_schedules
@@ -22,7 +23,6 @@ from rollplex.bench.tables import plain
 from rollplex.bench.workload import Wanted, write_workload
 from rollplex.cli.output import say
 from rollplex.cli.start import fresh, timestamp
-from rollplex.errors import ConfigError
 
 EXIT_FAILED = 1
 VISION_TOKENS = 576
@@ -215,9 +215,7 @@ def bench_workload(folder: Path, *, response: str, device: str, **given: Any) ->
     Raises:
         ConfigError: an unknown device, and as `write_workload`, whose other errors come out too.
     """
-    if device not in ("host", "cuda"):
-        raise ConfigError("There is no such device", got=repr(device), needed="host or cuda", where="--device")
-    wanted = Wanted(lengths=parse_lengths(response), device="cuda" if device == "cuda" else "host", **given)
+    wanted = Wanted(device=parse_device(device), lengths=parse_lengths(response), **given)
     if not wanted.vision_tokens and not wanted.prompt_tokens:
         wanted = msgspec.structs.replace(wanted, vision_tokens=VISION_TOKENS)
     written = write_workload(folder, wanted)

@@ -4,7 +4,7 @@ No torch, but for the numbers of a preset in bfloat16 while they are written.
 """
 
 from rollplex.presets.architecture import PRESETS, QWEN_3B, SMALL, TINY, TINY_GPU, TINY_WIDE, Preset
-from rollplex.presets.folder import preset_named, write_model, write_preset
+from rollplex.presets.folder import preset_named, write_model, write_preset, write_shape
 from rollplex.presets.tokenizer import SPECIAL_TOKENS
 
 __all__ = [
@@ -19,4 +19,5 @@ __all__ = [
     "preset_named",
     "write_model",
     "write_preset",
+    "write_shape",
 ]

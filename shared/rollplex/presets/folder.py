@@ -49,6 +49,28 @@ def write_model(preset: Preset, folder: Path, *, seed: int = 0, shard_bytes: int
     Args:
         shard_bytes: of a weight file in bfloat16, about; in float32 there is one file.
     """
+    write_shape(preset, folder)
+    for old in (*folder.glob("*.safetensors"), folder / INDEX):  # of another preset: it might be read first
+        old.unlink(missing_ok=True)
+    table = parameter_table(read_shape(folder), dtype=preset.dtype, freeze_vision=False)
+    if preset.dtype == "float32":
+        save_file(dict(fresh_weights(table, seed, preset.std)), folder / SINGLE, metadata={"format": "pt"})
+    else:
+        _write_shards(table, folder, seed=seed, std=preset.std, shard_bytes=shard_bytes)
+    for file in folder.glob("*.safetensors"):
+        file.chmod((folder / "config.json").stat().st_mode & 0o777)  # safetensors makes its files 0600
+    return folder
+
+
+def write_shape(preset: Preset, folder: Path) -> Path:
+    """Everything of a model folder but the weights.
+
+    Returns:
+        `folder`.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = build_tokenizer(preset.vocab, preset.words)
     ids = token_ids(tokenizer)
@@ -59,15 +81,6 @@ def write_model(preset: Preset, folder: Path, *, seed: int = 0, shard_bytes: int
         "preprocessor_config.json": image_config(),
     }
     write_texts(folder, {file: json.dumps(content, indent=2) + "\n" for file, content in settings.items()})
-    for old in (*folder.glob("*.safetensors"), folder / INDEX):  # of another preset: it might be read first
-        old.unlink(missing_ok=True)
-    table = parameter_table(read_shape(folder), dtype=preset.dtype, freeze_vision=False)
-    if preset.dtype == "float32":
-        save_file(dict(fresh_weights(table, seed, preset.std)), folder / SINGLE, metadata={"format": "pt"})
-    else:
-        _write_shards(table, folder, seed=seed, std=preset.std, shard_bytes=shard_bytes)
-    for file in folder.glob("*.safetensors"):
-        file.chmod((folder / "config.json").stat().st_mode & 0o777)  # safetensors makes its files 0600
     return folder
 
 

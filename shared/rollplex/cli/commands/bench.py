@@ -1,4 +1,4 @@
-"""`rollplex bench`: schedules, workload, gradients, parallel, gap, hbm, memory."""
+"""`rollplex bench`: schedules, workload, gradients, parallel, refresh, gap, hbm, memory."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from rollplex.cli.commands import bench_devices
 from rollplex.config.environment import read_environment
 
 bench = typer.Typer(name="bench", help="Measure speed and memory.", no_args_is_help=True)
@@ -196,6 +197,8 @@ def parallel(
     )
     raise typer.Exit(code)
 
+
+bench.command()(bench_devices.refresh)
 
 RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Of a run that has ended, or goes on.")]
 
