@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import weakref
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import pytest
+import torch
+import torch.utils.dlpack
 
 from rollplex.errors import SegmentError
 from rollplex.layout.parameters import HEADER_BYTES
+from rollplex.memory import dlpack, tensors
 from rollplex.memory.cuda import CudaBackend
 from rollplex.memory.cuda_driver import Driver, Live
 from rollplex.memory.header import HeaderPage, State
@@ -229,6 +235,94 @@ def test_the_gpu_is_found_by_its_uuid(cuda: FakeCuda) -> None:
         driver.device("GPU-dead", 0)
     with pytest.raises(SegmentError, match="number 2; needed one of 2"):
         driver.device(None, 2)
+
+
+def test_a_segment_of_another_gpu_is_mapped_for_the_own_one_without_a_context_there(cuda: FakeCuda) -> None:
+    driver = Driver(cuda)
+    fd = CudaBackend(uuid=UUIDS[0], driver=driver).create(SIZE, "peer")
+    with CudaBackend(uuid=UUIDS[1], driver=driver).map(fd, SIZE) as mapping:
+        mapping.write(100, b"from the other")
+        assert mapping.read(100, 14) == b"from the other"
+        assert mapping.device_view(0, 8).device == 1
+    os.close(fd)
+    assert (cuda.accesses, cuda.retained) == ([(1, 0)], {1})
+    assert cuda.left == {"handles": 0, "ranges": 0, "mapped": 0, "pushed": 0}
+
+
+def test_a_gpu_that_no_link_leads_to_is_named_and_nothing_is_left(cuda: FakeCuda) -> None:
+    cuda.joined = False
+    driver = Driver(cuda)
+    fd = CudaBackend(uuid=UUIDS[0], driver=driver).create(SIZE, "peer")
+    with pytest.raises(SegmentError, match="cannot be reached from this GPU") as caught:
+        CudaBackend(uuid=UUIDS[1], driver=driver).map(fd, SIZE)
+    assert (caught.value.got, "devices: 1" in caught.value.do) == (f"CUDA_ERROR_INVALID_DEVICE for {UUIDS[1]}", True)
+    assert cuda.left == {"handles": 0, "ranges": 0, "mapped": 0, "pushed": 0}
+    CudaBackend(uuid=UUIDS[0], driver=driver).map(fd, SIZE).close()
+    os.close(fd)
+
+
+def test_a_tensor_claims_the_gpu_that_it_was_mapped_for(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As far as a host can see it: what torch is given, and that the mapping stays open until torch drops it."""
+    driver = Driver(cuda)
+    fd = CudaBackend(uuid=UUIDS[0], driver=driver).create(SIZE, "peer")
+    mapping = CudaBackend(uuid=UUIDS[1], driver=driver).map(fd, SIZE)
+    os.close(fd)
+    address = mapping.device_view(4096, 1).address
+    before, taken = dlpack.kept(), list[tuple[int, dlpack._Managed]]()
+
+    def take(capsule: object) -> SimpleNamespace:
+        at = ctypes.pythonapi.PyCapsule_GetPointer
+        at.restype, at.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+        found = at(capsule, b"dltensor")
+        managed = dlpack._Managed.from_address(found)
+        taken.append((found, managed))
+        tensor = SimpleNamespace(data_ptr=lambda: managed.array.data)
+        tensor.view = lambda _: tensor
+        return tensor
+
+    monkeypatch.setattr(tensors, "from_dlpack", take)
+    tensors.tensor(mapping, 4096, (3, 5), torch.float32)
+    [(found, managed)] = taken
+    array = managed.array
+    assert (array.data, array.device.kind, array.device.number) == (address, dlpack.CUDA, 1)
+    assert (array.dimensions, array.shape[0], array.type.bits, bool(array.strides)) == (1, 60, 8, False)
+    with pytest.raises(SegmentError, match="looks at it"):
+        mapping.close()
+    managed.deleter(found)
+    mapping.close()
+    assert dlpack.kept() == before
+
+
+def test_what_torch_refuses_keeps_nothing_open(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: object) -> object:
+        raise RuntimeError("no CUDA")
+
+    monkeypatch.setattr(tensors, "from_dlpack", refuse)
+    backend = CudaBackend(driver=Driver(cuda))
+    fd = backend.create(SIZE, "test")
+    mapping = backend.map(fd, SIZE)
+    os.close(fd)
+    with pytest.raises(RuntimeError):
+        tensors.tensor(mapping, 0, (8,), torch.uint8)
+    mapping.close()
+
+
+def test_torch_s_own_tensors_over_a_capsule_keep_what_it_looks_at_until_the_last_view() -> None:
+    class Owner:
+        pass
+
+    content, owner, before = (ctypes.c_uint8 * 64)(*range(64)), Owner(), dlpack.kept()
+    alive = weakref.ref(owner)
+    capsule = dlpack.Capsule(owner, kind=dlpack.CPU, number=0, address=ctypes.addressof(content), size_bytes=64)
+    found = torch.utils.dlpack.from_dlpack(capsule.given)
+    assert (found.tolist(), found.data_ptr()) == (list(range(64)), ctypes.addressof(content))
+    part = found.view(torch.int16)[3:].view(1, 29).t()
+    del owner, capsule, found
+    assert (alive() is not None, dlpack.kept()) == (True, before + 1)
+    part.zero_()
+    assert bytes(content) == bytes(range(6)) + bytes(58)
+    del part
+    assert (alive(), dlpack.kept()) == (None, before)
 
 
 def test_sizes_on_a_device_are_whole_granules() -> None:

@@ -150,6 +150,23 @@ def test_a_process_that_does_not_come_to_the_meeting_is_an_error_before_long(tmp
         meet(place, 2)
 
 
+@pytest.mark.parametrize(("device", "carriers"), [("cpu", "gloo"), ("cuda", "cpu:gloo,cuda:nccl")])
+def test_who_computes_on_a_gpu_meets_for_both_kinds_of_memory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, device: str, carriers: str
+) -> None:
+    asked = []
+
+    def refuse(backend: str, **_: object) -> None:
+        asked.append(backend)
+        raise RuntimeError("no further")
+
+    monkeypatch.setattr("rollplex.model.parallel.group.dist.init_process_group", refuse)
+    place = Parallel(training=2, rank=1, meet=str(tmp_path / "meet"))
+    with pytest.raises(WaitError, match="have not met.*no further"):
+        meet(place, 2, torch.device(device))
+    assert asked == [carriers]
+
+
 def test_a_shard_of_padding_and_forbidden_ids_alone_leaves_finite_numbers() -> None:
     """The last rank of a small vocabulary may have nothing that can be sampled. A group of one stands for it."""
     alone = TensorGroup(rank=0, size=1, process_group=None)

@@ -20,6 +20,7 @@ class CUresult(IntEnum):
     CUDA_SUCCESS = 0
     CUDA_ERROR_INVALID_VALUE = 1
     CUDA_ERROR_OUT_OF_MEMORY = 2
+    CUDA_ERROR_INVALID_DEVICE = 101
     CUDA_ERROR_INVALID_CONTEXT = 201
     CUDA_ERROR_ILLEGAL_ADDRESS = 700
     CUDA_ERROR_NOT_SUPPORTED = 801
@@ -38,6 +39,7 @@ class Range:
     content: bytearray | None = None
     mapped: int = 0
     allowed: bool = False
+    lies_on: int = 0
 
 
 @dataclass
@@ -53,6 +55,14 @@ class FakeCuda:
     contexts: list[str] = field(default_factory=list)
     unsynchronized: bool = False
     """Something was given to the GPU and nobody has waited for it."""
+    lies_on: dict[int, int] = field(default_factory=dict)
+    """Where each allocation is."""
+    joined: bool = True
+    """A link joins the GPUs."""
+    accesses: list[tuple[int, int]] = field(default_factory=list)
+    """(GPU that was given access, GPU that the memory is on), in order."""
+    retained: set[int] = field(default_factory=set)
+    """GPUs with a context."""
     _next: int = 1
 
     CUmemAllocationHandleType = SimpleNamespace(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR="fd")
@@ -108,6 +118,7 @@ class FakeCuda:
         return *OK, SimpleNamespace(bytes=bytes.fromhex(UUIDS[device[1]][4:].replace("-", "")))
 
     def _cuDevicePrimaryCtxRetain(self, device: tuple[str, int]) -> Result:  # noqa: N802
+        self.retained.add(device[1])
         return *OK, f"context of {device[1]}"
 
     def _cuCtxPushCurrent(self, context: str) -> Result:  # noqa: N802
@@ -134,6 +145,7 @@ class FakeCuda:
         if size > self.total_bytes:
             return CUresult.CUDA_ERROR_OUT_OF_MEMORY, 0
         number = self._new()
+        self.lies_on[number] = properties.location.id
         self.memory[number] = bytearray(os.urandom(1) * size)  # anything but zeros
         return *OK, self._handle(number)
 
@@ -174,6 +186,7 @@ class FakeCuda:
         if size != len(content):
             return (CUresult.CUDA_ERROR_NOT_SUPPORTED,)
         where.content, where.mapped, where.allowed = content, size, False
+        where.lies_on = self.lies_on[self.handles[handle]]
         return OK
 
     def _cuMemUnmap(self, address: int, size: int) -> Result:  # noqa: N802
@@ -187,6 +200,9 @@ class FakeCuda:
         where = self.ranges[address]
         if where.mapped != size or access[0].flags != "rw" or count != 1:
             return INVALID[:1]
+        if access[0].location.id != where.lies_on and not self.joined:
+            return (CUresult.CUDA_ERROR_INVALID_DEVICE,)
+        self.accesses.append((access[0].location.id, where.lies_on))
         where.allowed = True
         return OK
 

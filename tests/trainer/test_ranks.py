@@ -26,6 +26,9 @@ JOBS: dict[str, dict[str, Any]] = {
         "training": 2, "rollout": 1, "dtype": "bfloat16", "frozen": True, "bad": True,
     },
 }  # fmt: skip
+ON_DEVICE: dict[str, Any] = {
+    "training": 2, "rollout": 1, "target": 1, "dtype": "bfloat16", "on_device": True,
+}  # fmt: skip
 ABSENT: dict[str, Any] = {"training": 4, "rollout": 4, "absent": True}
 SAME_METRICS = {"learning_rate", "loss_normaliser", "groups", "groups_skipped", "reward", "completions/max_length"}
 Found = dict[str, list[dict[str, Any]]]
@@ -36,7 +39,10 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     """By job: what each rank found."""
     folder = tmp_path_factory.mktemp("ranks")
     write_model(folder / "model", kv_heads=4)
-    jobs = [{"name": name, "dtype": "float32", **job} for name, job in (*JOBS.items(), ("absent", ABSENT))]
+    jobs = [
+        {"name": name, "dtype": "float32", **job}
+        for name, job in (*JOBS.items(), ("on a device", ON_DEVICE), ("absent", ABSENT))
+    ]
     script = Path(__file__).with_name("trainer_ranks.py")
     results = found_by_ranks(script, folder, jobs, ranks=RANKS, seconds=SECONDS)
     return {job["name"]: [result[job["name"]] for result in results] for job in jobs}
@@ -121,6 +127,15 @@ def test_a_checkpoint_is_the_one_that_a_trainer_alone_would_write(found: Found, 
     assert found[name][0]["single"]["same identity"]
     for result in found[name][1:]:
         assert "does not keep the gradients" in result["not asked"]
+
+
+def test_a_whole_step_of_ranks_mixes_no_tensors_of_the_host_with_those_of_their_device(found: Found) -> None:
+    for result in found["on a device"]:
+        assert "error" not in result, result["error"]
+        assert result["seen"] > 100
+        assert result["finite"]
+        assert (result["sampled first"], result["sampled second"]) == ([], [])
+    assert found["on a device"][0]["single"]["same files"]
 
 
 def test_a_number_that_is_not_finite_on_one_rank_refuses_the_update_on_all(found: Found) -> None:

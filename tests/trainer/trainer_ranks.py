@@ -17,6 +17,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -31,6 +32,8 @@ from rollplex.model.parallel.views import place_view
 from rollplex.model.weights import fill
 from rollplex.protocol.common import DigestRequest
 from rollplex.protocol.trainer import KeepGradients, Restore, SaveCheckpoint, SkipUpdate
+from rollplex_trainer.service import TrainerService
+from support.on_device import put_on_device
 from support.rank_trainers import SETTINGS, Node, RankWorld, prompts_of
 from support.ranks import run_ranks, wait_at_most
 from support.segments import HostSegments
@@ -40,6 +43,15 @@ from support.trainer import PROMPTS, World, apply, prepare, sampled, train_all
 
 def run(folder: Path, job: dict[str, Any], rank: int, ranks: int) -> dict[str, Any]:
     """A job: degrees, what is restored, and what goes wrong."""
+    if not job.get("on_device"):
+        return on_host(folder, job, rank, ranks)
+    with pytest.MonkeyPatch.context() as patch:
+        devices = put_on_device(patch, TrainerService)
+        return {**on_host(folder, job, rank, ranks), "seen": devices.seen}
+
+
+def on_host(folder: Path, job: dict[str, Any], rank: int, ranks: int) -> dict[str, Any]:
+    """The same; its tensors may be called those of a device."""
     node = NODES[job["number"]]
     saved = folder / f"from_{job['restore']}" / "step_1" if "restore" in job else None
     restore = None if saved is None else restored(saved)

@@ -30,7 +30,7 @@ from rollplex.memory.tensors import DTYPES, tensor, views
 from rollplex.model.build import Model, build
 from rollplex.model.device import limit_private
 from rollplex.model.parallel.build import build_parallel
-from rollplex.model.parallel.group import meet
+from rollplex.model.parallel.group import TensorGroup, meet
 from rollplex.model.parallel.views import shard_views
 from rollplex.model.setup import prepare_torch
 from rollplex.multiprocessors import Multiprocessors
@@ -82,7 +82,9 @@ class LoadedPrefix:
         if parallel.training > 1 or parallel.rollout > 1:
             device = _planned(parallel, self.table, shape)
             self.total_bytes = device.storage.total_bytes
-            models = _of_rank(message, segments, self.table, shape, device) if parallel.training > 1 else None
+            if parallel.training > 1:
+                group = meet(parallel, parallel.training, self.device).tensor
+                models = _of_rank(message, segments, self.table, shape, device, group=group)
         models = models or _whole(message, segments, self.table)
         self.actor, self.reference, self.gradients = models.actor, models.reference, models.gradients
 
@@ -134,11 +136,16 @@ def _whole(message: LoadPrefix, segments: Segments, table: ParameterTable) -> Mo
 
 
 def _of_rank(
-    message: LoadPrefix, segments: Segments, table: ParameterTable, shape: ModelShape, device: DevicePlan
+    message: LoadPrefix,
+    segments: Segments,
+    table: ParameterTable,
+    shape: ModelShape,
+    device: DevicePlan,
+    *,
+    group: TensorGroup,
 ) -> Models:
     """Of one of several ranks, which has met the others."""
-    layout = TrainingLayout(degree=message.parallel.training)
-    group = meet(message.parallel, layout.degree).tensor
+    layout = TrainingLayout(degree=group.size)
 
     def over(ref: SegmentRef, part: DevicePlan) -> dict[str, Tensor]:
         numbers = part.storage.total_bytes // table.item_bytes

@@ -33,7 +33,7 @@ from rollplex.memory.tensors import DTYPES, require_mapped, tensor, views
 from rollplex.model.batch import PromptBatch, prompt_batch
 from rollplex.model.build import Model, build
 from rollplex.model.decode import Decoder
-from rollplex.model.device import HOST, limit_private, private_memory, trim
+from rollplex.model.device import HOST, limit_private, private_memory, torch_device, trim
 from rollplex.model.logprob import log_probabilities
 from rollplex.model.parallel.build import build_parallel
 from rollplex.model.parallel.group import meet
@@ -174,7 +174,7 @@ def _of_rank(setup: Setup) -> Model:
     parts = {part.name: part for part in rollout_parts(setup.device)}
     numbers = setup.weight_bytes // setup.table.item_bytes
     weights = shard_views(tensor(setup.actor, 0, (numbers,), DTYPES[setup.table.dtype]), parts.values())
-    group = meet(setup.parallel, layout.degree).tensor
+    group = meet(setup.parallel, layout.degree, torch_device(setup.spec.device)).tensor
     folder = Path(setup.spec.path)
     return build_parallel(folder, setup.shape, layout, parts, weights, gradients=None, group=group)
 

@@ -93,7 +93,7 @@ def write_whole_state(
     Args:
         table: of the whole model's weights. states: its optimizer table.
         kinds: the state of each kind.
-        step: int64, no dimensions.
+        step: int64, no dimensions, wherever it lies.
 
     Raises:
         OSError: the disk refuses.
@@ -101,7 +101,7 @@ def write_whole_state(
 
     def take(name: str) -> Tensor:
         if name == STEP:
-            return step
+            return step.cpu()
         kind, _, parameter = name.partition(".")
         return kinds[kind].stored(table.by_name(parameter))
 

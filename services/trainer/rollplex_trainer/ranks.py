@@ -79,7 +79,7 @@ class RankTrainer(ReadyTrainer):
         leads = message.parallel.rank == message.parallel.replica == 0
         plans = (self._plan, self._arenas)
         self._leader = Leader(self.table, message.optimizer, message.shards, plans, opened) if leads else None
-        self._groups = meet(message.parallel, message.parallel.training)
+        self._groups = meet(message.parallel, message.parallel.training, self.device)
         self._destinations = self._open_destinations(segments.run_id)
         """This device's segment first, then the targets."""
         self.header = self._destinations[0].header

@@ -1,4 +1,4 @@
-"""Segments in the memory of one GPU: CUDA's virtual memory management, shared by descriptors.
+"""Segments in the memory of GPUs: CUDA's virtual memory management, shared by descriptors.
 
 Owns: making and mapping them, and that each import is released once. Does not know: who holds or sends descriptors,
 what the bytes mean, torch.
@@ -6,6 +6,9 @@ what the bytes mean, torch.
     create      cuMemCreate ▸ export ▸ release           no CUDA context; the descriptor alone keeps the memory
     map         import ▸ reserve ▸ map ▸ allow ▸ release  the mapping alone keeps the memory in this process
     close       wait for the GPU ▸ unmap ▸ free
+
+A backend is of one GPU: it makes segments there, and gives that GPU access to what it maps, which may lie on another
+one of the host. The other needs no context in this process for it, and this process need not see it.
 
 A descriptor of device memory has no size that a process could ask for, but the driver knows it, and maps what was
 imported as a whole or not at all.
@@ -34,13 +37,26 @@ from rollplex.protocol.common import Memory
 _OTHER_SIZE: Final = frozenset({"CUDA_ERROR_NOT_SUPPORTED", "CUDA_ERROR_INVALID_VALUE"})
 """What drivers answer when an imported allocation is mapped in another size than its own, smaller or larger (580.159:
 the first)."""
+_UNREACHABLE: Final = frozenset(
+    {
+        "CUDA_ERROR_INVALID_DEVICE",
+        "CUDA_ERROR_INVALID_VALUE",
+        "CUDA_ERROR_NOT_SUPPORTED",
+        "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED",
+    }
+)
+"""What drivers may answer when a GPU is to have access to memory that no link leads to."""
 
 
 class DeviceView:
-    """Some bytes of a mapping for libraries that know `__cuda_array_interface__`. As long as one of them keeps this
-    object (a tensor does), the mapping cannot be closed."""
+    """Some bytes of a mapping, as numbers. As long as a library keeps this object (a tensor does), the mapping cannot
+    be closed. `device`: the number of the GPU that has access, as this process counts, which need not be where the
+    bytes lie; `__cuda_array_interface__` cannot say it."""
 
-    def __init__(self, address: int, size_bytes: int) -> None:
+    def __init__(self, address: int, size_bytes: int, device: int) -> None:
+        self.address = address
+        self.size_bytes = size_bytes
+        self.device = device
         self.__cuda_array_interface__: dict[str, Any] = {
             "shape": (size_bytes,),
             "typestr": "|u1",
@@ -91,7 +107,7 @@ class CudaMapping:
 
     def device_view(self, offset: int, size_bytes: int) -> DeviceView:
         self._check(offset, size_bytes)
-        view = DeviceView(self._address + offset, size_bytes)
+        view = DeviceView(self._address + offset, size_bytes, self._device)
         self._views.add(view)
         return view
 
@@ -163,7 +179,7 @@ class CudaMapping:
 
 
 class CudaBackend:
-    """Memory of one GPU (`rollplex.memory.segment.Backend`).
+    """Memory of one GPU, and for it what lies on others (`rollplex.memory.segment.Backend`).
 
     Args:
         uuid: of the GPU, as nvidia-smi writes it. A number is no name: each process may count its GPUs in its own way.
@@ -247,7 +263,7 @@ class CudaBackend:
                 raise SegmentError(
                     "A descriptor cannot be imported as device memory",
                     got=f"{error.code} for fd {fd}",
-                    needed="a segment that was made on this GPU",
+                    needed="a segment that was made on this GPU, or on one that it reaches",
                     do=error.do,
                 ) from error
             try:
@@ -272,7 +288,7 @@ class CudaBackend:
                     raise
                 raise _another_size(f"an allocation that cannot be mapped as {taken} bytes", size_bytes) from error
             try:
-                driver.allow(address, taken, self._device)
+                self._allow(address, taken)
             except BaseException:
                 driver.unmap(address, taken)
                 raise
@@ -280,6 +296,20 @@ class CudaBackend:
             driver.free(address, taken)
             raise
         return address
+
+    def _allow(self, address: int, taken: int) -> None:
+        """Give the GPU access to what is mapped, wherever it lies."""
+        try:
+            self._driver.allow(address, taken, self._device)
+        except CudaError as error:
+            if error.code not in _UNREACHABLE:
+                raise
+            raise SegmentError(
+                "A segment cannot be reached from this GPU",
+                got=f"{error.code} for {self._driver.uuid(self._device)}",
+                needed="memory of its own, or of a GPU that it has peer access to",
+                do="Use GPUs that a link joins (nvidia-smi topo -p2p rw says OK), or parallel.devices: 1.",
+            ) from error
 
     def _known_size(self, fd: int) -> int | None:
         """Of a descriptor made here. The number may name something else by now: then nothing is known of it."""

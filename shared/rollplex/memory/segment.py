@@ -7,9 +7,9 @@ A segment is one physical allocation of fixed size, known by a file descriptor. 
 the descriptor or a mapping of it, whoever made it; a process that is killed takes nothing with it. Descriptors are
 trusted only after `verify`: a peer that could shrink a segment could end every process that reads it (SIGBUS).
 
-Two kinds of memory: `host` (memfds) and `cuda` (one GPU). A new segment of the host is zero. That of a device may hold
-anything, since whoever makes it has no context to clear it with: its first writer does, before anybody reads
-(`Mapping.clear`, `rollplex.worker.Segments.attach_new`).
+Two kinds of memory: `host` (memfds) and `cuda` (GPUs, of which a process uses one, and through it what it maps of
+others). A new segment of the host is zero. That of a device may hold anything, since whoever makes it has no context to
+clear it with: its first writer does, before anybody reads (`Mapping.clear`, `rollplex.worker.Segments.attach_new`).
 
 The seam for another kind: `Backend` and `Mapping` in one module of its own, its name in `backend`, and in
 `tensors.tensor` and `digest` the way from its mapping to numbers. All else here and in the tests goes through this
@@ -54,8 +54,8 @@ class Mapping(Protocol):
         ...
 
     def device_view(self, offset: int, size_bytes: int) -> Any:
-        """The same for a GPU: an object with `__cuda_array_interface__`, bytes (uint8). Device memory only; a host
-        mapping raises SegmentError."""
+        """The same for a GPU: an object with `__cuda_array_interface__`, bytes (uint8), and with `address`,
+        `size_bytes` and `device`, the GPU that may use them. Device memory only; a host mapping raises SegmentError."""
         ...
 
     def read(self, offset: int, size_bytes: int) -> bytes:
@@ -139,7 +139,8 @@ def backend(name: str, *, uuid: str | None = None) -> Backend:
 
     Args:
         name: host or cuda.
-        uuid: which GPU (cuda). None: the first that this process sees.
+        uuid: on which GPU it makes segments, and for which it maps those of any (cuda). None: the first that this
+            process sees.
 
     Raises:
         SegmentError: there is none of that name, or not on this machine.

@@ -3,7 +3,9 @@
 Owns: the way from bytes of a mapping to torch tensors, and from stored parameters to transformers' names. Of this
 package only it and `digest_device` may import torch. Does not know: what a forward does with them, who may write.
 
-A tensor keeps the bytes mapped: `Mapping.close` refuses while one is alive.
+A tensor keeps the bytes mapped: `Mapping.close` refuses while one is alive. One over a GPU's memory is of the GPU that
+the mapping was made for, which computes on it, wherever the bytes lie: a segment of another GPU is reached through its
+addresses alone, and nothing here makes a context there.
 """
 
 from __future__ import annotations
@@ -15,11 +17,13 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch.utils.dlpack import from_dlpack
 
 from rollplex.errors import SegmentError
 from rollplex.layout.kv import Block, KvLayout
 from rollplex.layout.optimizer import STEP_OFFSET, OptimizerTable
 from rollplex.layout.parameters import ParameterTable, Stored
+from rollplex.memory.dlpack import CUDA, Capsule
 from rollplex.memory.segment import Mapping
 from rollplex.protocol.common import Memory
 
@@ -28,8 +32,7 @@ DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64"
 
 
 def tensor(mapping: Mapping, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """A contiguous tensor whose memory is the segment's, from byte `offset` on. That of a GPU must be torch's current
-    one.
+    """A contiguous tensor whose memory is the segment's, from byte `offset` on, on the device that it is mapped for.
 
     Raises:
         SegmentError: outside the segment, or `offset` is not a multiple of the size of a number.
@@ -40,7 +43,7 @@ def tensor(mapping: Mapping, offset: int, shape: tuple[int, ...], dtype: torch.d
     if mapping.memory is Memory.CUDA:
         view = mapping.device_view(offset, size_bytes)
         if not size_bytes:
-            return torch.empty(shape, dtype=dtype, device="cuda")
+            return torch.empty(shape, dtype=dtype, device=torch.device("cuda", view.device))
         return _over(view).view(dtype).view(shape)
     part = mapping.view(offset, size_bytes)
     if not size_bytes:
@@ -150,15 +153,18 @@ def optimizer_views(mapping: Mapping, table: OptimizerTable) -> OptimizerViews:
 
 
 def _over(view: Any) -> Tensor:
-    """Bytes of a GPU as a tensor, which keeps `view` alive as long as any tensor looks at them."""
-    address = view.__cuda_array_interface__["data"][0]
-    found = torch.as_tensor(view, device="cuda")
-    if found.data_ptr() != address:
+    """Bytes of a mapping as a tensor of its GPU, which keeps `view` alive as long as any tensor looks at them."""
+    capsule = Capsule(view, kind=CUDA, number=view.device, address=view.address, size_bytes=view.size_bytes)
+    try:
+        found: Tensor = from_dlpack(capsule.given)
+    except BaseException:
+        capsule.cancel()
+        raise
+    if found.data_ptr() != view.address:
         raise SegmentError(
             "torch has copied a segment instead of looking at it",
             got=f"memory at {found.data_ptr():#x}",
-            needed=f"at {address:#x}: the segment must be on torch's current GPU",
-            do="Let this process see one GPU only (CUDA_VISIBLE_DEVICES).",
+            needed=f"at {view.address:#x}",
         )
     return found
 

@@ -12,6 +12,23 @@ How they find each other (`meet`): all processes of a role in one world, each in
     tensor    ranks that split the matrices of one replica
     data      the same rank of all replicas, which have the same shards and other prompts
 
+What carries them, by where a tensor lies: gloo between hosts' memory, NCCL between GPUs, of which each process has one.
+Both are in one group, so that counts and metrics of a process that computes on a GPU stay in host memory.
+
+    dtype    Numbers are summed in the dtype that they have. In bfloat16 each rank's part of a product is rounded once,
+             and the sum once for each further rank; log-sum-exps and entropies are float32.
+    bits     Every rank ends with the same: each number is summed in one place, in one order, and copied (NCCL's rings
+             and trees; never NVLink's multicast, which adds in the switch).
+    when     On a GPU a collective is queued, as a kernel is. Its result may be used by kernels that are queued later;
+             that it is there is known after `rollplex.model.device.finish`.
+
+A rank that does not come:
+
+    gloo     the collective raises: WaitError, at once if that process is dead, else at the deadline
+    NCCL     a kernel waits for it, and so does whoever waits for the GPU. The coordinator names the process that died,
+             failed or says nothing, and ends the others; its deadlines are shorter than that of a collective. Past
+             this, torch's watchdog ends the process (SIGABRT) and says in its log which collective it was.
+
 Owns: collectives, their deadline (the process group's own) and their place in autograd. Does not know: models, shards.
 """
 
@@ -28,7 +45,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rollplex.errors import WaitError
+from rollplex.model.device import HOST, finish
 from rollplex.protocol.common import Parallel
+
+_CARRIERS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
+"""torch's names, by the type of the device that a process computes on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +59,7 @@ class TensorGroup:
     rank: int
     size: int
     process_group: dist.ProcessGroup | None
-    """Gloo or NCCL, made with a timeout. None only for a group of one."""
+    """Of gloo, or of gloo and NCCL, made with a timeout. None only for a group of one."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size or (self.size > 1 and self.process_group is None):
@@ -87,16 +108,18 @@ class Groups:
     """Its rank is the replica's number."""
 
 
-def meet(parallel: Parallel, degree: int) -> Groups:
+def meet(parallel: Parallel, degree: int, device: torch.device = HOST) -> Groups:
     """Find the other processes of the role, once in the life of a process, and make both groups.
 
     Args:
         parallel: where this process stands. All processes of the role have the same `meet`, a file that does not exist
             yet, in a folder that does. `collective_s` is the deadline of the meeting and of every collective after it.
         degree: of the role's tensor-parallel groups: `parallel.training`, or of a rollout `parallel.rollout`.
+        device: that this process computes on. Of a GPU both groups are connected when this returns, and hold what NCCL
+            takes of it, so that no unit is the first to meet a GPU that cannot be reached.
 
     Raises:
-        WaitError: not all have come before the deadline.
+        WaitError: not all have come before the deadline, or their GPUs do not reach each other.
     """
     rank, replica, replicas = parallel.rank, parallel.replica, parallel.replicas
     tensor: dist.ProcessGroup | None = None
@@ -104,7 +127,7 @@ def meet(parallel: Parallel, degree: int) -> Groups:
     if degree * replicas > 1:
         timeout = timedelta(seconds=parallel.collective_s)
         try:
-            _join(parallel, degree, timeout)
+            _join(parallel, degree, timeout, device)
             # Everybody makes every group, in one order: torch numbers them so.
             tensor = _group_of(replica, [range(n * degree, (n + 1) * degree) for n in range(replicas)], timeout)
             data = _group_of(rank, [range(n, degree * replicas, degree) for n in range(degree)], timeout)
@@ -116,17 +139,22 @@ def meet(parallel: Parallel, degree: int) -> Groups:
                 do="See in their logs why one of them did not come.",
                 where=f"rank {rank} of replica {replica}",
             ) from error
-    return Groups(
+    groups = Groups(
         tensor=TensorGroup(rank=rank, size=degree, process_group=tensor),
         data=TensorGroup(rank=replica, size=replicas, process_group=data),
     )
+    if device.type != "cpu":
+        for group in (groups.tensor, groups.data):
+            group.add(torch.zeros(1, device=device))
+        finish(device)
+    return groups
 
 
-def _join(parallel: Parallel, degree: int, timeout: timedelta) -> None:
+def _join(parallel: Parallel, degree: int, timeout: timedelta, device: torch.device) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # one host; without it gloo asks how the host's name resolves
     world = degree * parallel.replicas
     dist.init_process_group(
-        "gloo",
+        _CARRIERS[device.type],
         store=dist.FileStore(parallel.meet, world),  # type: ignore[attr-defined]
         rank=parallel.replica * degree + parallel.rank,
         world_size=world,
