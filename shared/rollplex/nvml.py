@@ -75,6 +75,18 @@ class Gpu:
             raise
 
     @property
+    def count(self) -> int:
+        """GPUs of this machine.
+
+        Raises:
+            GpuError: the driver does not answer.
+        """
+        try:
+            return int(self._nvml.nvmlDeviceGetCount())
+        except self._nvml.NVMLError as error:
+            raise GpuError("the driver does not tell how many GPUs there are", got=str(error)) from error
+
+    @property
     def index(self) -> int:
         return self.info.index
 

@@ -16,6 +16,7 @@ _NO_WEIGHT = {"functions": [{"function": "a:f", "weight": 0.0}, {"function": "b:
 _ANYWHERE = "0.0.0.0"  # noqa: S104 - what is to be refused
 _GPU = {"kind": "cuda"}
 _HALF = {"path": "m", "dtype": "bfloat16"}
+_OWN = {"engine": "sglang", "sglang": {"own_weights": True}}
 _EVAL = {"name": "e", "data": "x.jsonl"}
 _APART = {"placement": "disaggregated"}
 
@@ -42,7 +43,8 @@ _APART = {"placement": "disaggregated"}
         ({"rollout": {"engine": "sglang"}, "device": _GPU}, "model.dtype"),
         ({"device": _GPU, "model": {"path": "m", "dtype": "float64"}}, "model.dtype"),
         ({"device": _GPU, "memory": {"budget": "8GiB"}}, "memory.budget"),
-        ({"parallel": {"devices": 2}, "device": _GPU, "model": _HALF}, "parallel.devices"),
+        ({"parallel": {"devices": 2}, "device": _GPU, "model": _HALF, "rollout": _OWN}, "rollout.sglang.own_weights"),
+        ({"parallel": {"devices": 2}, "device": _GPU, "memory": {"budget": "16GiB"}}, "memory.budget"),
         ({"parallel": {"devices": 3, "training": 2}}, "parallel.training"),
         ({"parallel": {"devices": 2, "rollout": 4}}, "parallel.rollout"),
         ({"parallel": {"devices": 4, "rollout_devices": 2}}, "parallel.rollout_devices"),
@@ -85,6 +87,8 @@ def test_a_contradiction_is_refused_and_names_the_key(make: Make, sections: dict
         {"rollout": {"engine": "sglang", "sglang": {"own_weights": True}}, "device": _GPU, "model": _HALF},
         {"device": _GPU, "model": {"path": "m", "dtype": "float32"}},
         {"device": _GPU, "memory": {"budget": "9GiB"}},
+        {"parallel": {"devices": 2, "training": 2}, "device": _GPU, "model": _HALF, "rollout": {"engine": "sglang"}},
+        {"parallel": {"devices": 2, **_APART, "rollout_devices": 1}, "device": _GPU, "memory": {"budget": "17GiB"}},
         {"parallel": {"devices": 4, "training": 4, "rollout": 2}},
         {"parallel": {"devices": 4, **_APART, "rollout_devices": 2, "training": 2}},
         {"parallel": {"devices": 3, **_APART, "rollout_devices": 1, "training": 2}},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -78,6 +79,15 @@ def test_on_a_gpu_the_budget_is_all_that_is_free_and_the_overhead_that_of_contex
     assert budget_bytes(make(device=cuda, memory={"budget": "20GiB", "overhead": "1GiB"}), 139 * GIB) == 19 * GIB
     with pytest.raises(ConfigError, match="less memory free.*got 143360 MiB of memory.budget, 142336 MiB free"):
         budget_bytes(make(device=cuda, memory={"budget": "140GiB"}), 139 * GIB)
+
+
+def test_several_gpus_have_a_budget_and_an_overhead_for_all_of_them(make: Callable[..., Config]) -> None:
+    one = make(device={"kind": "cuda"})
+    two: dict[str, Any] = {"device": {"kind": "cuda"}, "parallel": {"devices": 2}}
+    assert make(**two).overhead_bytes == 2 * one.overhead_bytes
+    assert budget_bytes(make(**two), 278 * GIB) == 262 * GIB
+    with pytest.raises(ConfigError, match="The GPUs have less memory free.*284672 MiB free on 2 GPUs in equal shares"):
+        budget_bytes(make(**two, memory={"budget": "280GiB"}), 278 * GIB)
 
 
 def test_a_host_too_small_for_the_overhead_is_refused(make: Callable[..., Config]) -> None:

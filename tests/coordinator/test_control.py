@@ -27,7 +27,7 @@ from rollplex_coordinator.decisions.ledger import Ledger
 from rollplex_coordinator.decisions.work import Work
 from rollplex_coordinator.memory.leasing import Memory, Want
 from rollplex_coordinator.options import Options
-from rollplex_coordinator.processes.device import open_device
+from rollplex_coordinator.processes.gpus import open_gpus
 from rollplex_coordinator.processes.node import Node
 from rollplex_coordinator.processes.stop import Signals, StopRun
 from support.core import make_config
@@ -351,21 +351,28 @@ def test_a_caller_whose_digests_never_come_gets_an_error(desk: Desk) -> None:
         desk.ask(desk.control.digests)
 
 
-def test_the_status_of_a_run_on_a_gpu_says_which_and_how_it_is_shared_and_used(desk: Desk, tmp_path: Path) -> None:
-    assert desk.ask(desk.control.status).gpu is None
+@pytest.mark.parametrize(("desk", "count"), [({}, 1), ({"devices": 2}, 2)], indirect=["desk"])
+def test_the_status_of_a_run_on_gpus_says_which_and_how_they_are_shared_and_used(
+    desk: Desk, tmp_path: Path, count: int
+) -> None:
+    before = desk.ask(desk.control.status)
+    assert (before.gpu, before.gpus) == (None, ())
     config = desk.node.config.model_copy(update={"device": DeviceSection(kind="cuda", sharing="turns")})
-    nvml = FakeNvml(total=2**30, used=2**20)
-    desk.node.device = open_device(config, tmp_path, lambda index: Gpu(nvml, index))
+    nvml = FakeNvml(total=2**30, used=2**20, count=count)
+    desk.node.gpus = open_gpus(config, tmp_path, desk.node.fleet.devices, lambda index: Gpu(nvml, index))
     desk.load()
     assert desk.control.memory is not None
-    shown = desk.ask(desk.control.status).gpu
-    assert shown is not None
-    assert (shown.name, shown.sharing_asked, shown.used_bytes) == ("GPU 0 (NVIDIA H200, driver 580.159)", "turns", None)
+    shown = desk.ask(desk.control.status)
+    names = [f"GPU {n} (NVIDIA H200, driver 580.159)" for n in range(count)]
+    assert [(gpu.name, gpu.sharing_asked, gpu.used_bytes) for gpu in shown.gpus] == [(n, "turns", None) for n in names]
+    assert [gpu.device for gpu in shown.gpus] == ["0:0", "0:1"][:count]
+    assert shown.gpu == shown.gpus[0]
     desk.node.observe(desk.control.memory, 2**30)
-    assert desk.node.observer is not None
-    nvml.used = 2**20 + 4096
-    desk.node.observer.loaded()
-    shown = desk.ask(desk.control.status).gpu
-    desk.node.observer.close()
-    assert shown is not None
-    assert (shown.used_bytes, shown.overhead_bytes, shown.total_bytes) == (4096, 4096, 2**30)
+    assert desk.node.observers is not None
+    nvml.used_by = {n: 2**20 + 4096 * (n + 1) for n in range(count)}
+    desk.node.observers.loaded()
+    shown = desk.ask(desk.control.status)
+    desk.node.observers.close()
+    assert [(gpu.used_bytes, gpu.overhead_bytes, gpu.total_bytes) for gpu in shown.gpus] == [
+        (4096 * (n + 1), 4096 * (n + 1), 2**30) for n in range(count)
+    ]

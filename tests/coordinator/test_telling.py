@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from rollplex.errors import BudgetError, ConfigError, DataError, RollplexError, WaitError
 from rollplex.journal.phases import Phase
@@ -30,8 +31,9 @@ class Told:
         record.open_groups = where.get("groups", (2, 5))
         supervisor = Supervisor(run_dir, 1, {})
         supervisor._incarnations = dict.fromkeys(where.get("started", Role), 1)
-        mps = where.get("mps")
-        self.event, self.text = told(error, record, supervisor, mps, logs_stay=where.get("logs_stay", True))
+        self.event, self.text = told(
+            error, record, supervisor, where.get("mps"), logs_stay=where.get("logs_stay", True)
+        )
         record.close()
 
 
@@ -109,10 +111,13 @@ def test_only_what_another_configuration_would_mend_ends_with_2(error: RollplexE
 
 
 class Daemon:
-    """What is asked of an MPS daemon."""
+    """What is asked of the GPUs of a run, and of the MPS daemon of the first of them."""
 
     def __init__(self, *, alive: bool = True) -> None:
         self.alive = alive
+
+    def daemon(self, device: Device) -> Daemon | None:
+        return self if device == Device() else None
 
 
 FAULT = "CUDA error: an illegal memory access was encountered"
@@ -126,6 +131,8 @@ def test_a_gpu_fault_under_mps_is_told_once_for_all_workers(tmp_path: Path) -> N
     assert one.event.error.do.startswith("Look. A GPU fault under MPS")
     assert "MPS daemon has ended" in Told(tmp_path, error, mps=Daemon(alive=False)).text
     assert "GPU fault" not in Told(tmp_path, error).text, "without MPS only one worker is lost"
+    other = WorkerFailed(replace(PEER, device=Device(index=1)), error.report)
+    assert "GPU fault" not in Told(tmp_path, other, mps=Daemon()).text, "the daemon of its own GPU counts"
 
 
 def test_a_death_without_a_word_is_one_of_the_gpu_if_the_end_of_its_log_says_so(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ class NvmlError(Exception):
 
 
 class FakeNvml:
-    """One machine. `fail`: names of functions that raise."""
+    """One machine, whose GPUs are alike. `fail`: names of functions that raise. `used_by`: of a GPU by its number, where
+    it is not `used`; `compute_on` likewise."""
 
     NVMLError = NvmlError
     NVML_COMPUTEMODE_DEFAULT = 0
@@ -22,6 +23,8 @@ class FakeNvml:
     def __init__(self, *, total: int = 140 * 2**30, used: int = 2**29, count: int = 1, cuda: int = 13_000) -> None:
         self.total, self.used, self.count, self.cuda = total, used, count, cuda
         self.mode, self.mig = 0, 0
+        self.used_by: dict[int, int] = {}
+        self.compute_on: dict[int, list[tuple[int, int | None]]] = {}
         self.compute: list[tuple[int, int | None]] = []
         self.mps: list[tuple[int, int | None]] = []
         self.fail: set[str] = set()
@@ -52,14 +55,16 @@ class FakeNvml:
         return self.cuda
 
     def nvmlDeviceGetUUID(self, handle: str) -> bytes:
-        return b"GPU-1234"
+        number = _number(handle)
+        return f"GPU-1234-{number}".encode() if number else b"GPU-1234"
 
     def nvmlDeviceGetName(self, handle: str) -> str:
         return "NVIDIA H200"
 
     def nvmlDeviceGetMemoryInfo(self, handle: str) -> Any:
         self._may("nvmlDeviceGetMemoryInfo")
-        return SimpleNamespace(total=self.total, used=self.used, free=self.total - self.used)
+        used = self.used_by.get(_number(handle), self.used)
+        return SimpleNamespace(total=self.total, used=used, free=self.total - used)
 
     def nvmlDeviceGetComputeMode(self, handle: str) -> int:
         return self.mode
@@ -70,8 +75,15 @@ class FakeNvml:
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[Any]:
         self._may("nvmlDeviceGetComputeRunningProcesses")
-        return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in self.compute]
+        return [
+            SimpleNamespace(pid=pid, usedGpuMemory=used)
+            for pid, used in self.compute_on.get(_number(handle), self.compute)
+        ]
 
     def nvmlDeviceGetMPSComputeRunningProcesses(self, handle: str) -> list[Any]:
         self._may("nvmlDeviceGetMPSComputeRunningProcesses")
         return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in self.mps]
+
+
+def _number(handle: str) -> int:
+    return int(handle.removeprefix("handle "))

@@ -39,6 +39,8 @@ from rollplex_coordinator.http.views import (
     WaitView,
 )
 from rollplex_coordinator.memory.leasing import Memory
+from rollplex_coordinator.memory.observer import Observer
+from rollplex_coordinator.processes.device import GpuDevice
 from rollplex_coordinator.processes.hub import Peer
 from rollplex_coordinator.processes.node import CHILDREN, Node
 from rollplex_coordinator.processes.stop import StopRun
@@ -171,7 +173,7 @@ class CoreControl:
 
     def _status(self) -> StatusView:
         now, wall = time.monotonic(), time.time()
-        record = self._node.record
+        record, gpus = self._node.record, self._gpus()
         waits = [
             WaitView(
                 awaited=wait.what,
@@ -193,7 +195,8 @@ class CoreControl:
             stopping=self._work.stopping,
             started_wall_s=self._started_wall_s,
             waiting=tuple(waits),
-            gpu=self._gpu(),
+            gpu=next(iter(gpus), None),
+            gpus=gpus,
             swap=None if self.swaps is None or self.swaps.newest is None else _swap_view(self.swaps.newest),
             trackers=tuple(
                 TrackerView(name=item.name, state=item.state, detail=item.detail, dropped_rows=item.dropped_rows)
@@ -201,19 +204,12 @@ class CoreControl:
             ),
         )
 
-    def _gpu(self) -> GpuView | None:
-        device, observer = self._node.device, self._node.observer
-        if device is None:
-            return None
-        return GpuView(
-            name=str(device.gpu.info),
-            sharing_asked=device.sharing.asked,
-            sharing_used=device.sharing.used,
-            why=device.sharing.why,
-            total_bytes=device.gpu.info.total_bytes,
-            used_bytes=None if observer is None else observer.used_bytes(),
-            overhead_bytes=None if observer is None else observer.overhead_bytes,
-        )
+    def _gpus(self) -> tuple[GpuView, ...]:
+        gpus, observers = self._node.gpus, self._node.observers
+        if gpus is None:
+            return ()
+        watched = {} if observers is None else observers.on
+        return tuple(_gpu_view(device, one, watched.get(device)) for device, one in gpus.devices.items())
 
     def _services(self) -> tuple[ServiceView, ...]:
         fleet = self._node.fleet
@@ -336,6 +332,19 @@ class CoreControl:
                     del self._digests[future]
                     if not future.done():
                         future.set_result(DigestsView(digests=tuple(views)))
+
+
+def _gpu_view(device: Device, one: GpuDevice, observer: Observer | None) -> GpuView:
+    return GpuView(
+        device=str(device),
+        name=str(one.gpu.info),
+        sharing_asked=one.sharing.asked,
+        sharing_used=one.sharing.used,
+        why=one.sharing.why,
+        total_bytes=one.gpu.info.total_bytes,
+        used_bytes=None if observer is None else observer.used_bytes(),
+        overhead_bytes=None if observer is None else observer.overhead_bytes,
+    )
 
 
 def _swap_view(swap: Swap) -> SwapView:

@@ -43,14 +43,19 @@ def dry_run(node: Node, wanted: int) -> None:
     sizes = sizes_of(config, node.fleet, longest_prompt=max(source.max_prompt_tokens for source in data.sources))
     plan = plan_node(config, sizes, data, node.fleet, budget, host_bytes=host_bytes, free_bytes=node.free_bytes)
     lines = [f"{label:<14} {text}" for label, text in report(config, data, wanted)]
-    if node.device is not None:
-        shared = f"{_mib(node.device.free_bytes)} free; workers share it by {config.device.sharing}"
-        lines.append(f"{'device':<14} {node.device.gpu.info}, {shared}")
+    lines += [f"{'device':<14} {text}" for text in _gpu_lines(node)]
     whole = less_overhead(budget + config.overhead_bytes, config.overhead_bytes)
     lines += [f"{label:<14} {text}" for label, text in memory_report(plan, budget, whole)]
     lines += ["", f"predicted bytes in each phase, {peaks_table(plan.blocks, plan.budgets)}"]
     sys.stdout.write("\n".join(lines) + "\n")
     sys.stdout.flush()
+
+
+def _gpu_lines(node: Node) -> Iterator[str]:
+    for device, one in () if node.gpus is None else node.gpus.devices.items():
+        which = "" if node.fleet.single else f"{device}: "
+        shared = f"{_mib(one.free_bytes)} free; workers share it by {node.config.device.sharing}"
+        yield f"{which}{one.gpu.info}, {shared}"
 
 
 def memory_report(plan: NodePlan, budget_bytes: int, whole: str) -> Iterator[tuple[str, str]]:
@@ -62,7 +67,8 @@ def memory_report(plan: NodePlan, budget_bytes: int, whole: str) -> Iterator[tup
     peaks = plan_peak(plan.blocks)
     several = sum(peak.device.index != HOST_INDEX for peak in peaks) > 1
     if several:
-        yield "memory", f"leases may take {_mib(budget_bytes)} ({whole}): inputs once, the rest in equal shares"
+        parts = "inputs once, the rest in equal shares" if plan.once_bytes else "in equal shares"
+        yield "memory", f"leases may take {_mib(budget_bytes)} ({whole}): {parts}"
     for peak in peaks:
         may = plan.budgets.get(peak.device, 0)
         if peak.device.index == HOST_INDEX:

@@ -23,7 +23,7 @@ from rollplex_coordinator.decisions.ledger import Ledger
 from rollplex_coordinator.decisions.window import window_of
 from rollplex_coordinator.fingerprints import ModelFingerprint, fingerprints
 from rollplex_coordinator.memory.budget import host_place, scratch_of
-from rollplex_coordinator.memory.caps import private_caps
+from rollplex_coordinator.memory.caps import caps_by_device
 from rollplex_coordinator.memory.device_sizes import sizes_of
 from rollplex_coordinator.memory.fleet_budget import plan_node
 from rollplex_coordinator.memory.leasing import Memory
@@ -80,11 +80,9 @@ def get_ready(
         found = fingerprints(data, model_files.result(config.deadlines.load_s), rewards)
         _warn(judge_fingerprints(resumption, found, options.resume.accepted))
     node.link.await_peers(roles, config.deadlines.start_s)
-    notice = Silent() if node.device is None else Beside(node.run_dir)  # an engine looks for it as it loads
-    blocks = [block for block in plan.blocks if block.device == DEVICE]
-    caps = private_caps(config, blocks, sizes.table, sizes.shape.vocab, budget)
+    notice = Silent() if node.gpus is None else Beside(node.run_dir)  # an engine looks for it as it loads
     restore = None if resumption is None else resumption.restore
-    loaded = load_models(node, memory, sizes, data, restore, caps=caps)
+    loaded = load_models(node, memory, sizes, data, restore, caps=caps_by_device(config, plan, sizes))
     found = fingerprints(data, model_files.result(config.deadlines.load_s), rewards)
     gate = Gate()
     if resumption is not None:
@@ -109,7 +107,7 @@ def get_ready(
         data=data,
         sampling=train_sampling(config, stop_ids=data.stop_ids),
         window=window_of(
-            None if node.device is None else node.device.sharing.used,
+            None if node.gpus is None else node.gpus.sharing.used,
             prefix_share=config.device.prefix_share,
             decode_share=config.device.decode_share,
         ),
@@ -117,8 +115,8 @@ def get_ready(
         notice=notice,
         fingerprints=found,
     )
-    if node.observer is not None:
-        node.observer.loaded()
+    if node.observers is not None:
+        node.observers.loaded()
     node.record.enter(Phase.IDLE)
     memory.enter(Phase.IDLE)
     return context

@@ -159,8 +159,7 @@ class _Run:
             say(f"rollplex: {reason} after {self._so_far()}")
         except RollplexError as error:
             reason, code = str(error)[:4_000], exit_code(error)
-            mps = None if node.device is None else node.device.mps
-            event, text = told(error, node.record, node.supervisor, mps, logs_stay=not self._options.dry_run)
+            event, text = told(error, node.record, node.supervisor, node.gpus, logs_stay=not self._options.dry_run)
             self._note(event)
             say(text)
         except Exception as error:

@@ -52,7 +52,7 @@ class Swapping:
             Surroundings(
                 single=node.fleet.single,
                 external_workers=node.external_workers,
-                gpu=node.device is not None,
+                gpu=node.gpus is not None,
                 pools=config.rollout.engine == "sglang",
                 remote=not config.http.is_loopback,
             )

@@ -16,6 +16,7 @@ from rollplex.worker.runtime import report
 from rollplex_coordinator.decisions.fleet import DEVICE
 from rollplex_coordinator.decisions.gpu_fault import group_note, is_gpu_fault
 from rollplex_coordinator.processes.environment import WORKERS
+from rollplex_coordinator.processes.gpus import Gpus
 from rollplex_coordinator.processes.link import WorkerDied, WorkerFailed
 from rollplex_coordinator.processes.mps import Mps
 from rollplex_coordinator.processes.supervisor import Supervisor
@@ -53,21 +54,23 @@ def exit_code(error: RollplexError) -> int:
 
 
 def told(
-    error: RollplexError, record: Record, supervisor: Supervisor, mps: Mps | None = None, *, logs_stay: bool = True
+    error: RollplexError, record: Record, supervisor: Supervisor, gpus: Gpus | None = None, *, logs_stay: bool = True
 ) -> tuple[ErrorRaised, str]:
     """Who, where in the run, what, and which log (unless it goes with the run): for the journal, and in words.
 
     Args:
-        mps: the daemon through which the workers share a GPU.
+        gpus: those of the run; None: host memory.
     """
     service, role, device = error.where, None, DEVICE
     if isinstance(error, WorkerFailed):
         service, role, device = str(error.peer), error.peer.role, error.peer.device
     elif isinstance(error, WorkerDied):
         role, device = error.role, error.device
-    log_path = supervisor.log_text(role, device) if role is not None and logs_stay else ""
     details = error.report if isinstance(error, WorkerFailed) else report(error)
-    note = "" if mps is None or role is None or role not in WORKERS else _gpu_note(role, str(error), supervisor, mps)
+    mps = None if gpus is None or role is None or role not in WORKERS else gpus.daemon(device)
+    log_text = "" if role is None else supervisor.log_text(role, device)
+    note = "" if mps is None or role is None else _gpu_note(role, str(error), log_text, mps)
+    log_path = log_text if logs_stay else ""
     details = replace(details, do=f"{details.do} {note}".strip()) if note else details
     groups = record.open_groups
     event = ErrorRaised(
@@ -86,9 +89,9 @@ def told(
     return event, f"error: {by}{details.kind} in {place}: {error}{more}"
 
 
-def _gpu_note(role: Role, text: str, supervisor: Supervisor, mps: Mps) -> str:
+def _gpu_note(role: Role, text: str, log_path: str, mps: Mps) -> str:
     """What is to be said of a fault of the GPU, if it was one: by the error, or by the end of the worker's log."""
-    if not is_gpu_fault(text) and not is_gpu_fault(_end_of(supervisor.log_text(role))):
+    if not is_gpu_fault(text) and not is_gpu_fault(_end_of(log_path)):
         return ""
     return group_note(role, WORKERS - {role}, daemon_alive=mps.alive)
 

@@ -34,7 +34,7 @@ class Wait(Struct, frozen=True, kw_only=True, rename={"awaited": "for", "source"
 
 
 class Gpu(Struct, frozen=True, kw_only=True):
-    """The run's GPU."""
+    """A GPU of the run."""
 
     name: str
     sharing_asked: str
@@ -79,7 +79,7 @@ class Status(Struct, frozen=True, kw_only=True):
     stopping: str | None
     started_wall_s: float
     waiting: tuple[Wait, ...]
-    gpu: Gpu | None = None
+    gpus: tuple[Gpu, ...] = ()
     trackers: tuple[Tracker, ...] = ()
     swap: Swap | None = None
 

@@ -188,8 +188,8 @@ def _live(summary: Summary, live: Live) -> Iterator[tuple[str, str]]:
     yield "checkpoint", summary.checkpoint or "none yet"
     for wait in status.waiting:
         yield "waiting", _wait(wait)
-    if status.gpu is not None:
-        yield "gpu", _gpu(status.gpu)
+    for gpu in status.gpus:
+        yield "gpu", _gpu(gpu)
     for tracker in status.trackers:
         yield "tracker", _tracker(tracker)
     for device in live.ledger.devices:

@@ -67,13 +67,13 @@ def _check_parallel(config: Config) -> None:
             do="Lower parallel.rollout_devices, or raise parallel.devices.",
             where="parallel.rollout_devices",
         )
-    if parallel.devices > 1 and config.device.kind == "cuda":
+    if parallel.devices > 1 and config.rollout.sglang.own_weights:
         raise ConfigError(
-            "Several GPUs are not supported yet",
-            got=f"parallel.devices: {parallel.devices} with device.kind: cuda",
-            needed="one GPU, or device.kind: host",
-            do="Set parallel.devices to 1.",
-            where="parallel.devices",
+            "Weights of the rollout's own are compared with shared ones on one device",
+            got=f"rollout.sglang.own_weights: true with parallel.devices: {parallel.devices}",
+            needed="one device; copies on devices of their own are placement: disaggregated",
+            do="Take rollout.sglang.own_weights out, or set parallel.devices to 1.",
+            where="rollout.sglang.own_weights",
         )
     border = parallel.devices - parallel.rollout_devices
     sides = [("training", parallel.training, border), ("rollout", parallel.rollout, parallel.rollout_devices or border)]

@@ -36,8 +36,8 @@ transformers), the rest for the others."""
 WORKER_OVERHEAD_BYTES = 320 * 2**20
 """The same of each worker beyond those of one device."""
 GPU_OVERHEAD_BYTES = 8 * 2**30
-"""Of HBM, beside leases: CUDA contexts of three workers and modules of their kernels, the MPS server, SGLang's graphs
-and buffers."""
+"""Of each GPU's HBM, beside leases: CUDA contexts of three workers and modules of their kernels, the MPS server,
+SGLang's graphs and buffers."""
 
 
 class Config(Section):
@@ -94,7 +94,7 @@ class Config(Section):
         if self.memory.overhead is not None:
             return self.memory.overhead
         if self.device.kind == "cuda":
-            return GPU_OVERHEAD_BYTES
+            return GPU_OVERHEAD_BYTES * self.parallel.devices
         return HOST_OVERHEAD_BYTES + (self.parallel.workers - 3) * WORKER_OVERHEAD_BYTES
 
     @property

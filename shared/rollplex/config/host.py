@@ -24,19 +24,21 @@ def budget_bytes(config: Config, limit_bytes: int) -> int:
     """Bytes that leases may take in all: the budget without the overhead.
 
     Args:
-        limit_bytes: on a GPU the HBM that was free when the run began, all of which is the default; else the memory of
-            this host, half of which is.
+        limit_bytes: on GPUs the HBM that the run can have in all, which is the default; else the memory of this host,
+            half of which is.
 
     Raises:
         ConfigError: nothing is left, or a GPU does not have so much.
     """
     budget, overhead, on_gpu = config.memory.budget, config.overhead_bytes, config.device.kind == "cuda"
+    several = config.parallel.devices > 1
     if budget is None:
         budget = limit_bytes if on_gpu else limit_bytes // 2
     elif on_gpu and budget > limit_bytes:
         raise ConfigError(
-            "The GPU has less memory free than the budget says",
-            got=f"{_mib(budget)} of memory.budget, {_mib(limit_bytes)} free",
+            f"The GPU{'s have' if several else ' has'} less memory free than the budget says",
+            got=f"{_mib(budget)} of memory.budget, {_mib(limit_bytes)} free"
+            + (f" on {config.parallel.devices} GPUs in equal shares" if several else ""),
             do="Lower memory.budget, or end what else uses the GPU (`nvidia-smi`).",
             where="memory.budget",
         )

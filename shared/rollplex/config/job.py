@@ -72,9 +72,10 @@ class DeviceSection(Section):
     """What the workers compute on."""
 
     kind: Literal["host", "cuda"] = "host"
-    """host: this machine's processors and memory. cuda: one GPU, whose memory all workers share."""
+    """host: this machine's processors and memory. cuda: a GPU for each of `parallel.devices`, whose memory the workers
+    of the device share."""
     gpu: Annotated[int, Field(ge=0, le=1023)] = 0
-    """Which GPU, as nvidia-smi numbers them."""
+    """Which GPU, as nvidia-smi numbers them; of several the first."""
     sharing: Literal["mps", "turns"] = "mps"
     """How the workers share the GPU: at the same time, by an MPS daemon that the node starts, or in turns."""
     prefix_share: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
@@ -91,7 +92,7 @@ class ParallelSection(Section):
     """Several devices: how the model is split over them, and which do what."""
 
     devices: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Devices of the node that the run uses, from device 0 on. On hosts each is a share of the memory."""
+    """Devices of the node that the run uses: GPUs from `device.gpu` on; on hosts each is a share of the memory."""
     training: Annotated[int, Field(ge=1, le=1024)] = 1
     """Tensor-parallel degree of trainer and prefix; the rest of the devices are replicas of them with other prompts."""
     rollout: Annotated[int, Field(ge=1, le=1024)] = 1
@@ -122,12 +123,13 @@ class MemorySection(Section):
     """What the ledger may grant."""
 
     budget: Size | None = None
-    """Bytes for everything on the device. Absent: on a GPU all that is free when the run begins; else half of what the
-    host or our control group has, if that is less."""
+    """Bytes for everything on the device, or on all devices in equal shares. Absent: on a GPU all that is free when the
+    run begins, of several as much of each as is free on all; else half of what the host or our control group has, if
+    that is less."""
     overhead: Size | None = None
     """Bytes of the budget set aside for what no lease covers: the processes themselves, and on a GPU their contexts,
     graphs and buffers. Absent: what was measured (1280 MiB on a host, 320 MiB more for each worker beyond three, 8 GiB
-    on a GPU)."""
+    on each GPU)."""
     prefix_activations: Literal["keep", "layers", "recompute", "recompute_layers"] = "keep"
     """What an actor prefix keeps between its forward and its backward: everything, the inputs of its layers, or
     nothing. What is not kept is computed again; with recompute all at once, with recompute_layers a layer at a time,

@@ -9,7 +9,9 @@ import pytest
 
 from rollplex.config import Config
 from rollplex.journal.phases import Phase
+from rollplex.presets import write_preset
 from rollplex.protocol.common import Device, Kind, Role
+from rollplex_coordinator.decisions.fleet import fleet_of
 from rollplex_coordinator.decisions.peaks import PlannedBlock
 from rollplex_coordinator.memory.budget import planned_blocks
 from rollplex_coordinator.memory.caps import (
@@ -20,11 +22,14 @@ from rollplex_coordinator.memory.caps import (
     STREAMED_COPIES,
     UPDATE_CHUNK_BYTES,
     Caps,
+    caps_by_device,
     leased_at_once,
     private_caps,
     update_bytes,
 )
-from rollplex_coordinator.memory.sizes import TRAIN_SCRATCH, TRAIN_WORKSPACE, Sizes
+from rollplex_coordinator.memory.device_sizes import sizes_of
+from rollplex_coordinator.memory.fleet_budget import plan_node
+from rollplex_coordinator.memory.sizes import ROLLOUT_KV, TRAIN_SCRATCH, TRAIN_WORKSPACE, Sizes
 from support.core import AMPLE, DEVICE, check_data, make_config
 
 CUDA = {"kind": "cuda"}
@@ -112,3 +117,34 @@ def test_sglang_s_pool_is_beside_its_cap(model_folder: Path) -> None:
     sglang = {"engine": "sglang", "sglang": {"max_running": 64}}
     config = make_config(model_folder, device=CUDA, model={"dtype": "bfloat16"}, rollout=sglang)
     assert caps_of(config)[0].rollout == ENGINE_SLACK_BYTES + 64 * 1000 * LOGIT_BYTES
+
+
+def test_each_device_has_the_caps_of_its_own_blocks_and_share(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = write_preset("tiny-wide", tmp_path_factory.mktemp("wide"))
+    parallel = {"devices": 3, "training": 2, "placement": "disaggregated", "rollout_devices": 1}
+    config = make_config(folder, device=CUDA, model={"dtype": "bfloat16"}, parallel=parallel)
+    fleet = fleet_of(config)
+    sizes, data = sizes_of(config, fleet), check_data(config)
+    plan = plan_node(config, sizes, data, fleet, AMPLE, host_bytes=AMPLE)
+    found = caps_by_device(config, plan, sizes)
+    assert list(found) == list(fleet.devices), "host memory has none"
+    bounds = sizes.bounds(data)
+    unit = bounds[TRAIN_WORKSPACE] + bounds[TRAIN_SCRATCH]
+    assert found[fleet.devices[0]] == found[fleet.devices[1]]
+    assert found[fleet.devices[0]].trainer == max(unit, update_bytes(sizes.trained)) + ALLOCATOR_SLACK_BYTES
+    assert sizes.trained.total_bytes < sizes.table.total_bytes, "a shard is stepped"
+    of_prefix = leased_at_once([b for b in plan.blocks if b.device == fleet.devices[0]], Role.PREFIX, AMPLE // 3)
+    assert found[fleet.devices[0]].prefix == of_prefix + ALLOCATOR_SLACK_BYTES
+    apart = found[fleet.devices[2]]
+    assert apart.prefix == ALLOCATOR_SLACK_BYTES, "nobody of that role is there"
+    assert apart.rollout - found[fleet.devices[0]].rollout == sizes.bounds(data)[ROLLOUT_KV]
+
+
+def test_on_one_device_the_caps_are_those_of_all_blocks(model_folder: Path) -> None:
+    config = make_config(model_folder, device=CUDA)
+    sizes, data = Sizes(config), check_data(config)
+    plan = plan_node(config, sizes, data, fleet_of(config), AMPLE, host_bytes=AMPLE)
+    blocks = [one for one in plan.blocks if one.device == DEVICE]
+    assert caps_by_device(config, plan, sizes) == {
+        DEVICE: private_caps(config, blocks, sizes.table, sizes.shape.vocab, AMPLE)
+    }

@@ -19,12 +19,13 @@ from rollplex.layout.parallel.rank import rank_table
 from rollplex.layout.parallel.training import gradient_plan, rank_training_table, reference_plan
 from rollplex.layout.parameters import gradient_table, parameter_table, reference_table
 from rollplex.layout.shape import read_shape
+from rollplex.memory.placement import GRANULE_BYTES
 from rollplex.presets import write_preset
 from rollplex.protocol.common import HOST_INDEX, Device, Kind, Parallel, Role
 from rollplex_coordinator.decisions.fleet import fleet_of
 from rollplex_coordinator.decisions.peaks import PlannedBlock
 from rollplex_coordinator.dry_run import memory_report
-from rollplex_coordinator.memory.budget import planned_blocks
+from rollplex_coordinator.memory.budget import SEGMENTS, planned_blocks
 from rollplex_coordinator.memory.device_sizes import FleetSizes, sizes_of
 from rollplex_coordinator.memory.fleet_budget import NodePlan, plan_node
 from rollplex_coordinator.memory.sizes import ROLLOUT_KV, TRAIN_WORKSPACE, Sizes
@@ -191,3 +192,66 @@ def test_what_lives_in_a_phase_is_as_on_one_device(wide_folder: Path) -> None:
     phases = {(block.kind, block.owner): block.phases for block in one.blocks}
     assert all(phases[block.kind, block.owner] == block.phases for block in four.blocks)
     assert Phase.TRAIN in phases[Kind.ACTOR_PREFIX_KV, Role.PREFIX]
+
+
+# --- several GPUs -------------------------------------------------------------------------------------------------
+
+GPU: Mapping[str, Any] = {"device": {"kind": "cuda"}, "model": {"dtype": "bfloat16"}}
+HOST = Device(index=HOST_INDEX)
+
+
+def planned_on_gpus(
+    config: Config, budget_bytes: int = AMPLE, host_bytes: int = AMPLE, free_bytes: int = 0
+) -> NodePlan:
+    fleet, data = fleet_of(config), check_data(config)
+    return plan_node(
+        config, sizes_of(config, fleet), data, fleet, budget_bytes, host_bytes=host_bytes, free_bytes=free_bytes
+    )
+
+
+def test_of_several_gpus_each_has_an_equal_share_and_the_host_a_budget_of_its_own(wide_folder: Path) -> None:
+    config = make_config(wide_folder, parallel=APART, **GPU)
+    found = planned_on_gpus(config, host_bytes=77 * 2**30)
+    assert dict(found.budgets) == {HOST: 77 * 2**30} | {Device(index=n): AMPLE // 3 for n in range(3)}
+    assert {block.kind for block in on(found, HOST)} == {Kind.INPUTS}
+    segments = [block for block in found.blocks if block.device != HOST and block.kind in SEGMENTS]
+    assert {block.size_bytes % GRANULE_BYTES for block in segments} == {0}
+    (copy,) = on(found, Device(index=2), Role.TRAINER)
+    whole = sizes_of(config, fleet_of(config)).table.total_bytes
+    assert whole <= copy.size_bytes < whole + GRANULE_BYTES, "as its lease is rounded"
+    lines = dict(memory_report(found, AMPLE, "all"))
+    assert lines["memory"].endswith("in equal shares")
+    assert "inputs" not in lines["memory"]
+
+
+def test_optimizer_states_of_all_gpus_can_lie_in_the_host_s_memory(wide_folder: Path) -> None:
+    config = make_config(wide_folder, parallel=TWO_BY_TWO, memory={"optimizer": "host"}, **GPU)
+    found = planned_on_gpus(config)
+    states = [block for block in found.blocks if block.kind is Kind.OPTIMIZER_STATE]
+    assert [block.device for block in states] == [HOST] * 4
+    assert {block.size_bytes for block in states} == {sizes_of(config, fleet_of(config)).optimizer_bytes}
+    host = sum(block.size_bytes for block in on(found, HOST))
+    planned_on_gpus(config, host_bytes=host)
+    with pytest.raises(BudgetError, match="device 0:host: .*Give the node more host memory"):
+        planned_on_gpus(config, host_bytes=host - 1)
+
+
+def test_gpus_that_are_too_small_are_refused_by_what_each_has_free(wide_folder: Path) -> None:
+    config = make_config(wide_folder, parallel=TWO_BY_TWO, memory={"overhead": "4MiB"}, **GPU)
+    with pytest.raises(BudgetError, match=r"Raise memory.budget to (\d+)MiB") as caught:
+        planned_on_gpus(config, 1)
+    told = re.search(r"at least ([\d,]+) bytes on each", str(caught.value))
+    assert told is not None
+    least = int(told[1].replace(",", ""))
+    planned_on_gpus(config, 4 * least)
+    with pytest.raises(BudgetError, match="Use GPUs with more memory .one of these has 1 MiB free"):
+        planned_on_gpus(config, 1, free_bytes=2**20)
+    with pytest.raises(BudgetError, match="Raise memory.budget"):
+        planned_on_gpus(config, 1, free_bytes=least + 2**20)
+
+
+def test_passes_of_ranks_are_counted_without_fused_modules(wide_folder: Path) -> None:
+    config = make_config(wide_folder, parallel=TWO_BY_TWO, **GPU)
+    sizes = sizes_of(config, fleet_of(config))
+    assert not sizes.fused
+    assert Sizes(config).fused

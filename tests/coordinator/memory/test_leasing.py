@@ -21,6 +21,7 @@ from rollplex.protocol.common import Memory as MemoryKind
 from rollplex_coordinator.decisions.ledger import Ledger, Reservation
 from rollplex_coordinator.memory.holder import Holder
 from rollplex_coordinator.memory.leasing import Blocks, Memory, Want
+from rollplex_coordinator.memory.observers import Observers
 from rollplex_coordinator.records.record import Record
 from support.core import DEVICE, FakeJournal
 
@@ -230,18 +231,18 @@ class Watched:
 
 
 def test_the_books_of_the_device_follow_every_grant_and_release(world: World) -> None:
-    assert world.memory.leased.total_bytes == 0
+    assert world.memory.leased().total_bytes == 0
     private, shared = world.memory.now(want(2)), world.memory.now(want(3, segment=True))
     world.memory.now(want(1, owner=Role.TRAINER))
-    before = world.memory.leased
+    before = world.memory.leased()
     assert before.segments_bytes == 3 * PAGE
     assert before.private == ((Role.PREFIX, 2 * PAGE), (Role.TRAINER, PAGE))
     world.memory.release(private)
     world.memory.release(shared)
     kept = ((Role.PREFIX, 2 * PAGE), (Role.TRAINER, PAGE))
-    assert (world.memory.leased.segments_bytes, world.memory.leased.private) == (0, kept), "an allocator keeps it"
+    assert (world.memory.leased().segments_bytes, world.memory.leased().private) == (0, kept), "an allocator keeps it"
     world.memory.trimmed(Role.PREFIX)
-    assert world.memory.leased.private == ((Role.TRAINER, PAGE),)
+    assert world.memory.leased().private == ((Role.TRAINER, PAGE),)
     assert before.segments_bytes == 3 * PAGE, "whoever read it keeps what it read"
 
 
@@ -254,16 +255,16 @@ def test_an_allocator_is_taken_to_hold_the_most_that_it_was_leased_at_once_and_w
     world.memory.release(first)
     world.memory.release(second)
     world.memory.now(want(1))
-    assert world.memory.leased.private == ((Role.PREFIX, 15 * PAGE),)
+    assert world.memory.leased().private == ((Role.PREFIX, 15 * PAGE),)
     world.memory.trimmed(Role.PREFIX)
-    assert world.memory.leased.private == ((Role.PREFIX, PAGE),), "what is leased now, and no work since"
+    assert world.memory.leased().private == ((Role.PREFIX, PAGE),), "what is leased now, and no work since"
     world.memory.now(want(1))
-    assert world.memory.leased.private == ((Role.PREFIX, 12 * PAGE),)
+    assert world.memory.leased().private == ((Role.PREFIX, 12 * PAGE),)
 
 
 def test_an_observer_hears_of_each_phase_with_what_workers_held_at_most_in_the_one_that_ended(world: World) -> None:
     watched = Watched()
-    world.memory.observer = watched  # type: ignore[assignment] # has what is used of it
+    world.memory.observers = Observers({DEVICE: watched})  # type: ignore[dict-item] # has what is used of it
     world.record.step = 3
     one, two = world.memory.now(want(2)), world.memory.now(want(3))
     world.memory.measured((Held(lease=one.lease, size_bytes=100),))
@@ -318,7 +319,7 @@ def test_what_is_there_once_a_node_lies_beside_the_devices_and_is_the_host_s(pai
     block = pair.memory.now(want(1, segment=True, on_host=True))
     assert pair.held_pages() == [0, 0, 1]
     assert block.ref.memory is MemoryKind.HOST
-    assert pair.memory.leased.segments_bytes == 0
+    assert pair.memory.leased().segments_bytes == 0
 
 
 def test_blocks_are_awaited_until_the_last_device_has_them_and_later_ones_do_not_pass(pair: Pair) -> None:
@@ -359,11 +360,11 @@ def test_a_reservation_of_one_name_can_be_made_on_each_device(pair: Pair) -> Non
 def test_private_memory_is_counted_and_trimmed_on_the_device_where_it_is(pair: Pair) -> None:
     pair.memory.release(pair.memory.now(want(3, last=Phase.ROLLOUT), devices=BOTH))
     pair.memory.now(want(1, last=Phase.ROLLOUT), devices=(OTHER,))
-    assert pair.memory.leased.private == ((Role.PREFIX, 3 * PAGE),), "of the first device"
+    assert pair.memory.leased().private == ((Role.PREFIX, 3 * PAGE),), "of the first device"
     pair.memory.trimmed(Role.PREFIX, (OTHER,))
-    assert pair.memory.leased.private == ((Role.PREFIX, 3 * PAGE),)
+    assert pair.memory.leased().private == ((Role.PREFIX, 3 * PAGE),)
     pair.memory.trimmed(Role.PREFIX)
-    assert dict(pair.memory.leased.private) == {}
+    assert dict(pair.memory.leased().private) == {}
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -394,3 +395,16 @@ def test_whoever_asks_gets_its_blocks_on_all_devices_if_those_who_have_theirs_gi
         assert made.held_pages() == [0, 0, 0]
     finally:
         made.close()
+
+
+def test_each_device_s_observer_hears_of_its_own_workers_and_reads_its_own_books(pair: Pair) -> None:
+    first, second = Watched(), Watched()
+    pair.memory.observers = Observers({DEVICE: first, OTHER: second})  # type: ignore[dict-item] # as above
+    blocks = pair.memory.now(want(2), devices=BOTH)
+    pair.memory.now(want(1, segment=True), devices=(OTHER,))
+    pair.memory.measured((Held(lease=blocks.on(1).lease, size_bytes=100),))
+    pair.memory.enter(Phase.SCORE)
+    assert first.entered == [(Phase.SCORE, None, {})]
+    assert second.entered == [(Phase.SCORE, None, {Role.PREFIX: 100})]
+    assert [pair.memory.leased(device).segments_bytes for device in BOTH] == [0, PAGE]
+    assert pair.memory.leased(Device(index=7)).total_bytes == 0, "it was asked for before anything is there"

@@ -41,7 +41,7 @@ class World:
         self.journal = FakeJournal([])
         self.record = Record(run_dir, self.journal)  # type: ignore[arg-type] # has what Record uses of a journal
         self.cuda = FakeCuda()
-        self.holder = Holder(backend("host"), CudaBackend(driver=Driver(self.cuda)))
+        self.holder = Holder(backend("host"), {DEVICE: CudaBackend(driver=Driver(self.cuda))})
         self.ledger = Ledger({DEVICE: 10 * GRANULE_BYTES, HOST: 1000})
         self.blocks = Blocks(self.ledger, self.holder, self.record, DEVICE, HOST)
         self.blocks.enter(Phase.ROLLOUT)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rollplex.protocol.common import Role
-from rollplex_coordinator.processes.environment import WORKERS, GpuAccess, environment_of
+from rollplex_coordinator.processes.environment import WORKERS, GpuAccess, environment_of, sight_of
 
 MPS = {"CUDA_MPS_PIPE_DIRECTORY": "/somewhere/rollplex-mps-x", "CUDA_MPS_LOG_DIRECTORY": "/run/logs/mps"}
 GPU = GpuAccess(uuid="GPU-1234", mps=MPS, deterministic=True)
@@ -65,3 +65,26 @@ def test_the_allocator_is_expandable_where_sglang_s_memory_saver_is_not() -> Non
 def test_without_a_daemon_or_determinism_nothing_is_said_of_them() -> None:
     found = environment_of(Role.PREFIX, OURS, 1, GpuAccess(uuid="GPU-1", mps={}, deterministic=False))
     assert not [name for name in found if name.startswith(("CUDA_MPS", "CUBLAS"))]
+
+
+TOGETHER = {"NCCL_NVLS_ENABLE", "TORCH_SYMM_MEM_DISABLE_MULTICAST", "NVSHMEM_DISABLE_NVLS", "NCCL_SOCKET_IFNAME"}
+
+
+@pytest.mark.parametrize("role", sorted(WORKERS))
+def test_workers_of_several_gpus_meet_on_this_host_and_never_by_multicast(role: Role) -> None:
+    alone = environment_of(role, OURS, 1, GPU)
+    several = environment_of(
+        role, {**OURS, "NCCL_NVLS_ENABLE": "1"}, 1, GpuAccess(uuid="GPU-1", mps={}, deterministic=True, several=True)
+    )
+    assert not TOGETHER & set(alone)
+    assert {name: several[name] for name in TOGETHER} == {
+        "NCCL_NVLS_ENABLE": "0",
+        "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+        "NVSHMEM_DISABLE_NVLS": "1",
+        "NCCL_SOCKET_IFNAME": "lo",
+    }
+    assert several["CUDA_VISIBLE_DEVICES"] == "GPU-1", "its own alone"
+
+
+def test_whoever_makes_segments_on_all_gpus_sees_all_of_them() -> None:
+    assert sight_of(["GPU-1", "GPU-2"])["CUDA_VISIBLE_DEVICES"] == "GPU-1,GPU-2"

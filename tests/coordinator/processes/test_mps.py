@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rollplex_coordinator.processes import mps as module
-from rollplex_coordinator.processes.mps import Mps, MpsError, stop_leftover
+from rollplex_coordinator.processes.mps import Mps, MpsError, stop_leftovers
 from support import fake_mps
 
 UUID = "GPU-1234"
@@ -135,16 +135,16 @@ def test_what_a_crashed_coordinator_left_is_found_by_the_link_and_stopped(
     run_dir: Path, variables: dict[str, str]
 ) -> None:
     crashed = Mps(run_dir, UUID, variables)
-    assert stop_leftover(run_dir)
+    assert stop_leftovers(run_dir)
     assert gone(crashed.pid)
     assert not crashed.folder.exists()
     assert not (run_dir / "mps").is_symlink()
-    assert not stop_leftover(run_dir)
+    assert not stop_leftovers(run_dir)
 
 
 def test_a_link_to_a_daemon_that_is_gone_is_only_removed(run_dir: Path) -> None:
     (run_dir / "mps").symlink_to("/nowhere/rollplex-mps-x")
-    assert not stop_leftover(run_dir)
+    assert not stop_leftovers(run_dir)
     assert not (run_dir / "mps").is_symlink()
 
 
@@ -153,4 +153,4 @@ def test_a_pid_that_now_belongs_to_another_program_is_left_alone(run_dir: Path, 
     folder.mkdir()
     (folder / "nvidia-cuda-mps-control.pid").write_text(str(os.getpid()))
     (run_dir / "mps").symlink_to(folder)
-    assert not stop_leftover(run_dir)
+    assert not stop_leftovers(run_dir)

@@ -16,19 +16,21 @@ from typing import Any
 
 import pytest
 
-from rollplex.errors import ServiceDied
+from rollplex.errors import ConfigError, ServiceDied
 from rollplex.journal import events
 from rollplex.journal.phases import Phase
 from rollplex.journal.reader import Reader
 from rollplex.memory.segment import Backend, backend
 from rollplex.nvml import Gpu
 from rollplex.protocol.claim import claim
-from rollplex.protocol.common import Kind, Memory, Role
+from rollplex.protocol.common import Device, Kind, Memory, Role
 from rollplex_coordinator.decisions.fleet import DEVICE
+from rollplex_coordinator.decisions.ledger import Ledger
+from rollplex_coordinator.memory.leasing import Memory as Leases
 from rollplex_coordinator.options import Options
 from rollplex_coordinator.processes import node as node_module
-from rollplex_coordinator.processes.device import open_device
-from rollplex_coordinator.processes.mps import MpsError
+from rollplex_coordinator.processes.gpus import open_gpus
+from rollplex_coordinator.processes.mps import Mps, MpsError
 from rollplex_coordinator.processes.node import Node, commands
 from rollplex_coordinator.processes.stop import Signals, StopRun
 from support import fake_mps
@@ -99,8 +101,8 @@ def _end(node: Node) -> None:
     node.mailbox.close()
     node.link.hub.close()
     node.holder.close_all()
-    if node.device is not None:
-        node.device.close()
+    if node.gpus is not None:
+        node.gpus.close()
     node.record.close()
 
 
@@ -291,19 +293,23 @@ sys.exit(4)
 
 @pytest.fixture
 def on_gpu(make_node: MakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeNode:
-    """As `make_node`, on a machine with a GPU and the MPS daemon in name only."""
+    """As `make_node`, on a machine with two GPUs and the MPS daemon in name only."""
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"):
         monkeypatch.setenv(name, "")  # so that what a node sets is undone
     for name, value in fake_mps.install(tmp_path).items():
         monkeypatch.setenv(name, value)
-    fake = FakeNvml(total=2**30, used=2**20)
-    monkeypatch.setattr(node_module, "open_device", lambda config, folder: open_device(config, folder, of(fake)))
+    fake = FakeNvml(total=2**30, used=2**20, count=2)
+    monkeypatch.setattr(
+        node_module, "open_gpus", lambda config, folder, devices: open_gpus(config, folder, devices, of(fake))
+    )
 
     def make_backend(name: str, *, uuid: str = "") -> Backend:
         if name == "cuda":
-            assert uuid == os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-1234", "the driver reads it when it is opened"
+            seen = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
+            assert uuid in seen, "the driver reads it when it is opened"
+            assert seen == ["GPU-1234", "GPU-1234-1"][: len(seen)]
         return backend("host")
 
     monkeypatch.setattr(node_module, "backend", make_backend)
@@ -314,6 +320,13 @@ def on_gpu(make_node: MakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     return make
 
 
+def daemon_of(node: Node, device: Device = DEVICE) -> Mps:
+    assert node.gpus is not None
+    found = node.gpus.daemon(device)
+    assert found is not None
+    return found
+
+
 def of(fake: FakeNvml) -> Callable[[int], Gpu]:
     return lambda index: Gpu(fake, index)
 
@@ -322,9 +335,8 @@ def test_a_node_says_which_gpu_it_has_and_how_it_is_shared_and_shows_it_to_its_w
     node = on_gpu(TELL_GPU)
     assert node.limit_bytes == 2**30 - 2**20
     node.prepare_device()
-    assert node.device is not None
-    assert node.device.mps is not None
-    pipe = str(node.device.mps.folder)
+    daemon = daemon_of(node)
+    pipe = str(daemon.folder)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-1234"
     assert os.environ["CUDA_MPS_PIPE_DIRECTORY"] == "", "the coordinator computes nothing: it is no client"
     node.start(Role.ROLLOUT)
@@ -337,7 +349,6 @@ def test_a_node_says_which_gpu_it_has_and_how_it_is_shared_and_shows_it_to_its_w
     assert (ready.sharing_asked, ready.sharing_used, ready.why) == ("mps", "mps", "")
     on_device = node.holder.create(Kind.GRADIENTS, 4096, lease=1, memory=Memory.CUDA)
     assert on_device.memory is Memory.CUDA
-    daemon = node.device.mps
     node.end("the run ended")
     assert not daemon.alive
     assert not daemon.folder.exists()
@@ -348,9 +359,7 @@ def test_an_end_that_goes_wrong_half_way_leaves_neither_daemon_nor_segments(
 ) -> None:
     node = on_gpu()
     node.prepare_device()
-    assert node.device is not None
-    assert node.device.mps is not None
-    segment, daemon = node.holder.create(Kind.GRADIENTS, 4096, lease=1, memory=Memory.CUDA), node.device.mps
+    segment, daemon = node.holder.create(Kind.GRADIENTS, 4096, lease=1, memory=Memory.CUDA), daemon_of(node)
     join(node)
     child = node.supervisor.child(Role.ROLLOUT)
     assert child is not None
@@ -383,8 +392,88 @@ def test_turns_instead_of_a_daemon_are_journalled_with_the_reason(
 def test_the_death_of_the_daemon_ends_the_run_and_is_named(on_gpu: MakeNode) -> None:
     node = on_gpu()
     node.prepare_device()
-    assert node.device is not None
-    assert node.device.mps is not None
-    os.kill(node.device.mps.pid, signal.SIGKILL)
+    os.kill(daemon_of(node).pid, signal.SIGKILL)
     with pytest.raises(MpsError, match="ended while the workers used the GPU.*device.sharing: turns"):
         node.link.pump(lambda: False)
+
+
+def test_each_device_s_workers_see_the_gpu_of_their_device_through_its_daemon(on_gpu: MakeNode) -> None:
+    node = on_gpu(TELL_GPU, parallel={"devices": 2})
+    first, second = node.fleet.devices
+    assert (node.limit_bytes, node.free_bytes) == (2 * (2**30 - 2**20), 2**30 - 2**20)
+    node.prepare_device()
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-1234,GPU-1234-1"
+    daemons = [daemon_of(node, device) for device in (first, second)]
+    node.start(Role.ROLLOUT)
+    for device, daemon, uuid in zip((first, second), daemons, ("GPU-1234", "GPU-1234-1"), strict=True):
+        child = node.supervisor.child(Role.ROLLOUT, device)
+        assert child is not None
+        child.process.wait(DEADLINE_S)
+        assert child.log_path.read_text() == f"{uuid} {daemon.folder}\n"
+    node.record.journal.flush()
+    ready = journalled(node, events.DeviceReady)
+    assert [(event.device, event.gpu, event.uuid) for event in ready] == [
+        (first, 0, "GPU-1234"),
+        (second, 1, "GPU-1234-1"),
+    ]
+    node.end("the run ended")
+    assert not [daemon for daemon in daemons if daemon.alive or daemon.folder.exists()]
+
+
+def test_segments_of_a_device_are_made_on_its_gpu(on_gpu: MakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[str, str]] = []
+
+    class Named:
+        """Host memory, that tells by which GPU's backend it was made."""
+
+        def __init__(self, name: str) -> None:
+            self._name, self._host = name, backend("host")
+
+        def create(self, size_bytes: int, name: str) -> int:
+            made.append((self._name, name))
+            return self._host.create(size_bytes, name)
+
+        def size(self, fd: int) -> int:
+            return self._host.size(fd)
+
+    node = on_gpu(parallel={"devices": 2})
+    monkeypatch.setattr(node_module, "backend", lambda name, *, uuid="": Named(uuid))
+    node.prepare_device()
+    first, second = node.fleet.devices
+    for lease, device in enumerate((first, second, second)):
+        node.holder.create(Kind.GRADIENTS, 4096, lease=lease, memory=Memory.CUDA, device=device)
+    assert [name for name, _ in made] == ["GPU-1234", "GPU-1234-1", "GPU-1234-1"]
+    node.holder.create(Kind.INPUTS, 4096, lease=3, device=second)
+    assert len(made) == 3, "host memory is nobody's GPU"
+    assert node.holder.measured() == dict.fromkeys(range(4), 4096)
+
+
+def test_the_death_of_any_daemon_ends_the_run(on_gpu: MakeNode) -> None:
+    node = on_gpu(parallel={"devices": 2})
+    node.prepare_device()
+    dead = daemon_of(node, node.fleet.devices[1])
+    os.kill(dead.pid, signal.SIGKILL)
+    with pytest.raises(MpsError, match=f"pid {dead.pid} is gone.*logs/mps-1"):
+        node.link.pump(lambda: False)
+
+
+def test_more_gpus_than_the_machine_has_are_refused_before_anything_is_opened(on_gpu: MakeNode) -> None:
+    with pytest.raises(ConfigError, match="There are not so many GPUs.*parallel.devices: 3") as caught:
+        on_gpu(parallel={"devices": 3})
+    assert caught.value.where == "parallel.devices"
+
+
+def test_each_gpu_is_observed_against_its_share_of_the_budget(on_gpu: MakeNode) -> None:
+    node = on_gpu(parallel={"devices": 2})
+    node.prepare_device()
+    first, second = node.fleet.devices
+    memory = Leases(Ledger({first: 2**30, second: 2**30}), node.holder, node.record, first)
+    memory.enter(Phase.LOAD)
+    node.observe(memory, 2**29)
+    assert node.observers is not None
+    assert list(node.observers.on) == [first, second]
+    node.observers.loaded()
+    node.observers.close()
+    memory.enter(Phase.IDLE)
+    node.record.journal.flush()
+    assert [event.device for event in journalled(node, events.MemoryObserved)] == [first, second]

@@ -168,7 +168,8 @@ def test_where_workers_share_a_gpu_they_are_asked_first_then_freed_from_it_then_
     supervisor = make({Role.PREFIX: STUBBORN, Role.ROLLOUT: SLEEP, Role.TRAINER: STUBBORN, Role.REWARD: SLEEP})
     freed: list[int] = []
 
-    def free(pid: int) -> None:
+    def free(device: Device, pid: int) -> None:
+        assert device == Device()
         freed.append(pid)
         if pid == trainer.pid:
             os.kill(pid, signal.SIGABRT)
@@ -206,11 +207,33 @@ def test_a_child_that_the_kernel_holds_is_named_and_the_others_are_ended(
 def test_a_child_s_environment_says_which_gpu_it_sees(make: Make) -> None:
     tell = "import os; print(os.environ.get('CUDA_VISIBLE_DEVICES', 'all'))"
     supervisor = make({Role.PREFIX: tell, Role.REWARD: tell})
-    supervisor.gpu = GpuAccess(uuid="GPU-1", mps={}, deterministic=True)
+    supervisor.gpus = {Device(): GpuAccess(uuid="GPU-1", mps={}, deterministic=True)}
     for role, seen in ((Role.PREFIX, "GPU-1"), (Role.REWARD, "")):
         child = supervisor.start(role, Device())
         assert ended(child)
         assert child.log_path.read_text().strip() == seen
+
+
+def test_each_device_s_worker_sees_its_own_gpu_and_is_freed_from_that_one(
+    make: Make, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollplex_coordinator.processes.supervisor.TERM_S", 0.1)
+    fleet = fleet_of(make_config(model_folder, parallel={"devices": 2}))
+    tell = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'], os.environ['NCCL_NVLS_ENABLE'], flush=True); "
+    supervisor = make({Role.ROLLOUT: tell + STUBBORN}, fleet=fleet)
+    supervisor.gpus = {
+        device: GpuAccess(uuid=f"GPU-{device.index}", mps={}, deterministic=True, several=True)
+        for device in fleet.devices
+    }
+    freed: list[tuple[Device, int]] = []
+    supervisor.free_gpu = lambda device, pid: freed.append((device, pid))
+    children = [supervisor.start(Role.ROLLOUT, device) for device in fleet.devices]
+    for child in children:
+        while "up" not in child.log_path.read_text():
+            assert child.process.poll() is None
+    assert [child.log_path.read_text().splitlines()[0] for child in children] == ["GPU-0 0", "GPU-1 0"]
+    supervisor.stop()
+    assert freed == [(child.device, child.pid) for child in children]
 
 
 def test_what_a_worker_started_is_freed_from_the_gpu_and_ends_with_it_even_if_it_ended_before(
@@ -221,7 +244,7 @@ def test_what_a_worker_started_is_freed_from_the_gpu_and_ends_with_it_even_if_it
     stays = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + starts + "time.sleep(600)"
     supervisor = make({Role.ROLLOUT: stays, Role.PREFIX: starts})
     freed: list[int] = []
-    supervisor.free_gpu = freed.append
+    supervisor.free_gpu = lambda _, pid: freed.append(pid)
     children = [supervisor.start(role, Device()) for role in (Role.ROLLOUT, Role.PREFIX)]
     started = []
     for child in children:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from rollplex.journal.events import LeaseGranted, LeaseReleased, ServiceReady, S
 from rollplex.journal.phases import Phase
 from rollplex.memory.segment import backend
 from rollplex.presets import write_preset
-from rollplex.protocol.common import ErrorReport, Failed, Kind, Loaded, Parallel, Role
+from rollplex.protocol.common import Device, ErrorReport, Failed, Kind, Loaded, Parallel, Role
 from rollplex.protocol.inputs import OpenData
 from rollplex.protocol.prefix import LoadPrefix
 from rollplex.protocol.reward import OpenRewards, RewardsOpened
@@ -53,13 +53,13 @@ class Loading:
     story: list[tuple[Any, ...]]
     run_dir: Path
 
-    def load(self, caps: Caps | None = None) -> dict[Role, Loaded]:
+    def load(self, caps: Mapping[Device, Caps] | None = None) -> dict[Role, Loaded]:
         return load_models(
             self,  # type: ignore[arg-type] # has what is used of a node
             self.memory,
             sizes_of(self.config, self.link.fleet),
             data_of(self.config),
-            caps=caps or Caps(),
+            caps=caps,
         )
 
     def sent(self, kind: type[Any]) -> Any:
@@ -148,7 +148,7 @@ def test_weights_of_the_engines_own_are_leased_as_its_private_memory_to_the_end(
     ]
     assert owners == [Role.TRAINER, Role.ROLLOUT]
     size = Sizes(loading.config).table.total_bytes
-    assert loading.memory.leased.private == ((Role.ROLLOUT, size),)
+    assert loading.memory.leased().private == ((Role.ROLLOUT, size),)
     assert len(loading.holder.measured()) == 5, "no segment of it"
 
 
@@ -161,12 +161,12 @@ def test_the_pool_that_an_engine_comes_up_with_is_leased_until_it_is_loaded(
     assert [event.size_bytes for event in granted] == [Sizes(loading.config).starting_pool().size_bytes]
     released = [e for e in loading.journal.events if isinstance(e, LeaseReleased)]
     assert [event.lease for event in released] == [granted[0].lease]
-    assert loading.memory.leased.private == ()
+    assert loading.memory.leased().private == ()
 
 
 def test_each_worker_is_told_how_much_private_memory_it_may_take(make_loading: Callable[..., Loading]) -> None:
     loading = make_loading()
-    loading.load(Caps(rollout=1, prefix=2, trainer=3))
+    loading.load({DEVICE: Caps(rollout=1, prefix=2, trainer=3)})
     told = [loading.sent(LoadRollout).engine.private_bytes]
     told += [loading.sent(kind).private_bytes for kind in (LoadPrefix, LoadTrainer)]
     assert told == [1, 2, 3]
@@ -382,3 +382,12 @@ def test_replicas_that_have_loaded_different_weights_are_refused(make_several: C
     loading.workers.answers[Publish] = lambda m: [replace(honest(m)[0], digest=next(digests))]
     with pytest.raises(StateError, match="Replicas have different weights; got digest c on device 0:3; needed b"):
         loading.load()
+
+
+def test_each_process_gets_the_cap_of_its_device(make_several: Callable[..., Loading]) -> None:
+    loading = make_several(**APART)
+    caps = {Device(index=n): Caps(rollout=n + 1, prefix=n + 10, trainer=n + 100) for n in range(3)}
+    loading.load(caps)
+    assert [message.private_bytes for message in loading.all(LoadTrainer)] == [100, 101]
+    assert [message.private_bytes for message in loading.all(LoadPrefix)] == [10, 11]
+    assert [message.engine.private_bytes for message in loading.all(LoadRollout)] == [3]

@@ -132,12 +132,20 @@ def check_fits(
 
 
 def check_shares_fit(
-    blocks: Sequence[PlannedBlock], budgets: Mapping[Device, int], devices: Sequence[Device], overhead_bytes: int
+    blocks: Sequence[PlannedBlock],
+    budgets: Mapping[Device, int],
+    devices: Sequence[Device],
+    overhead_bytes: int,
+    *,
+    once_bytes: int,
+    free_bytes: int = 0,
 ) -> tuple[DevicePeaks, ...]:
-    """`check_fits` for several devices of host memory, which have equal shares of one budget.
+    """`check_fits` for several devices, which have equal shares of one budget.
 
     Args:
-        devices: those that share it; what else has a budget, the node has once.
+        devices: those that share it.
+        once_bytes: what the node has once of the same budget.
+        free_bytes: of each GPU, as `check_fits` takes it.
 
     Raises:
         BudgetError: one cannot hold its minimum; shows the table of the fullest.
@@ -147,15 +155,16 @@ def check_shares_fit(
     share = budgets.get(fullest.device, 0)
     if fullest.minimum_bytes > share:
         worst = max(fullest.phases, key=lambda phase: phase.minimum_bytes)
-        once = sum(size for device, size in budgets.items() if device not in devices)
-        whole = len(devices) * fullest.minimum_bytes + once + overhead_bytes
+        whole = len(devices) * fullest.minimum_bytes + once_bytes + overhead_bytes
+        raised = f"Raise memory.budget to {-(-whole // 2**20)}MiB or more"
+        if 0 < len(devices) * free_bytes < whole:
+            raised = f"Use GPUs with more memory (one of these has {free_bytes // 2**20} MiB free)"
         ours = [block for block in blocks if block.device == fullest.device]
         raise BudgetError(
             "This configuration does not fit into the memory budget",
             got=f"a budget of {number(share)} bytes on each of {len(devices)} devices",
             needed=f"at least {number(fullest.minimum_bytes)} bytes on each, in {worst.phase.name}",
-            do=f"Raise memory.budget to {-(-whole // 2**20)}MiB or more, or make smaller what the table of the fullest "
-            f"device shows.\n{peaks_table(ours, budgets)}",
+            do=f"{raised}, or make smaller what the table of the fullest device shows.\n{peaks_table(ours, budgets)}",
             where=f"device {fullest.device}",
         )
     return peaks

@@ -81,8 +81,10 @@ class WaitView(View):
 
 
 class GpuView(View):
-    """The run's GPU."""
+    """A GPU of the run."""
 
+    device: str
+    """As services are named by it."""
     name: str
     """Its number, name and driver."""
     sharing_asked: str
@@ -145,7 +147,9 @@ class StatusView(View):
     waiting: tuple[WaitView, ...] = ()
     """Oldest first."""
     gpu: GpuView | None = None
-    """None on host memory."""
+    """The first one; None on host memory."""
+    gpus: tuple[GpuView, ...] = ()
+    """All of them, in the order of devices."""
     trackers: tuple[TrackerView, ...] = ()
     """Those of the configuration."""
     swap: SwapView | None = None

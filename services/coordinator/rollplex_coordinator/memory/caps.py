@@ -6,8 +6,9 @@
     trainer   one suffix unit; at UPDATE the copies of gradients in float32       ALLOCATOR_SLACK_BYTES
     rollout   its K/V (for SGLang beside this cap, as a pool)                     ENGINE_SLACK_BYTES, logits of a batch
 
-A cap turns a wrong prediction into an error of the worker that outgrew it, instead of one of whoever asks next. What
-the slack stands for is inside `memory.overhead` in the ledger's books. Pure; on host memory nobody has a cap.
+Each device has caps of its own, from its blocks and its share of the budget. A cap turns a wrong prediction into an
+error of the worker that outgrew it, instead of one of whoever asks next. What the slack stands for is inside
+`memory.overhead` in the ledger's books. Pure; on host memory nobody has a cap.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from msgspec import Struct
 from rollplex.config.config import Config
 from rollplex.journal.phases import Phase
 from rollplex.layout.parameters import ParameterTable
-from rollplex.protocol.common import Kind, Role
+from rollplex.protocol.common import HOST_INDEX, Device, Kind, Role
 from rollplex_coordinator.decisions.peaks import PlannedBlock
+from rollplex_coordinator.memory.fleet_budget import NodePlan
+from rollplex_coordinator.memory.sizes import Sizes
 
 ALLOCATOR_SLACK_BYTES = 2**30
 """Rounding of the allocator's blocks, cuBLAS workspaces, tensors of a unit that no formula names."""
@@ -44,16 +47,31 @@ class Caps(Struct, frozen=True, kw_only=True):
     trainer: int = 0
 
 
+def caps_by_device(config: Config, plan: NodePlan, sizes: Sizes) -> dict[Device, Caps]:
+    """The caps of a run."""
+    return {
+        device: private_caps(
+            config,
+            [block for block in plan.blocks if block.device == device],
+            sizes.trained,
+            sizes.vocabulary,
+            budget_bytes,
+        )
+        for device, budget_bytes in plan.budgets.items()
+        if device.index != HOST_INDEX
+    }
+
+
 def private_caps(
     config: Config, blocks: Sequence[PlannedBlock], table: ParameterTable, vocabulary: int, budget_bytes: int
 ) -> Caps:
-    """The caps of a run.
+    """The caps of the workers of a device.
 
     Args:
-        blocks: all that were planned.
-        table: of the actor weights.
+        blocks: all that were planned of it.
+        table: of the actor weights that are trained there.
         vocabulary: ids of the model.
-        budget_bytes: what leases may take; units that cannot all be alive under it are not counted.
+        budget_bytes: what leases may take there; units that cannot all be alive under it are not counted.
     """
     if config.device.kind != "cuda":
         return Caps()

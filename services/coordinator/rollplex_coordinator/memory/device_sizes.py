@@ -90,6 +90,14 @@ class DeviceSizes(Sizes):
             longest_prompt=longest_prompt,
         )
 
+    @property
+    def trained(self) -> ParameterTable:
+        return self.shard
+
+    @property
+    def vocabulary(self) -> int:
+        return self._node.shape.vocab
+
     def bounds(self, data: DataChecked) -> dict[str, int]:
         """As of one device, but with the inputs of the whole node."""
         sampled = self._engine.bounds(data)
@@ -127,6 +135,7 @@ class FleetSizes(DeviceSizes):
         )
         self.table = whole
         """Of the whole model: every device says its hash."""
+        self.fused = False  # `rollplex.model.parallel` runs transformers' modules
         self._step_config = config
         self._measure = _measure(whole, shape, config.optimizer.name, config.optimizer.momentum)
         held = [self.segments_of(place) for team in fleet.trainers for place in team.parallels]

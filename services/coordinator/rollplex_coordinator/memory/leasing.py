@@ -26,7 +26,7 @@ from rollplex_coordinator.decisions.observed import Leased
 from rollplex_coordinator.memory.blocks import Block, Blocks, Want
 from rollplex_coordinator.memory.books import Books
 from rollplex_coordinator.memory.holder import Holder
-from rollplex_coordinator.memory.observer import Observer
+from rollplex_coordinator.memory.observers import Observers
 from rollplex_coordinator.records.record import Record
 
 __all__ = ("Block", "Blocks", "Memory", "Want")
@@ -63,15 +63,15 @@ class Memory:
         self._held: dict[int, int] = {}
         self._since: dict[int, float] = {}
         self._books: dict[Device, Books] = {}
-        self.observer: Observer | None = None
-        """Of the GPU; None on host memory."""
+        self.observers: Observers | None = None
+        """Of the GPUs; None on host memory."""
         self.scratch: dict[str, int] = {}
         """What an owner works with beside its leases, while it has had any: reserved, and never leased."""
 
-    @property
-    def leased(self) -> Leased:
-        """The books of the first device as they stand; another thread may read them."""
-        return self._books_of(self._device).leased
+    def leased(self, device: Device | None = None) -> Leased:
+        """The books of a device, the first one unless given, as they stand; another thread may read them."""
+        books = self._books.get(device or self._device)
+        return Leased() if books is None else books.leased
 
     def now(self, want: Want, devices: Sequence[Device] | None = None) -> Blocks:
         """A block on each device that must fit at this moment.
@@ -166,8 +166,8 @@ class Memory:
         Raises:
             StateError: a segment does not have the size of its lease.
         """
-        if self.observer is not None:
-            self.observer.enter(phase, self._record.step, self._books_of(self._device).take_held())
+        if self.observers is not None:
+            self.observers.enter(phase, self._record.step, lambda device: self._books_of(device).take_held())
         wrong = {lease: sizes for lease, sizes in self.audit().items() if sizes[0] != sizes[1]}
         if wrong:
             raise StateError(
@@ -260,7 +260,7 @@ class Memory:
     def _make(self, lease: int, want: Want, device: Device) -> Block:
         segment = None
         if want.segment:
-            segment = self._holder.create(want.kind, want.size_bytes, lease, self._memory(want))
+            segment = self._holder.create(want.kind, want.size_bytes, lease, self._memory(want), device)
         block = Block(lease=lease, want=want, segment=segment, device=device)
         self._blocks[lease] = block
         self._count_leased(device)

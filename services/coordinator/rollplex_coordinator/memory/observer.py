@@ -30,6 +30,7 @@ from rollplex_coordinator.decisions.observed import (
 
 PERIOD_S = 0.01
 CLOSE_S = 2.0
+PEAK, DIFFERENCE = "memory/hbm_peak_gb", "memory/hbm_difference_gb"
 _GB = 1e9
 
 log = logging.getLogger("rollplex.coordinator")
@@ -44,6 +45,7 @@ class Observer:
         leased: the books of the present moment; called from the sampler too, so it only reads.
         name_of: of a process of ours, by pid; empty for others'.
         tell: journals an event.
+        label: before what is logged, where the run has several GPUs.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Observer:
         leased: Callable[[], Leased],
         name_of: Callable[[int], str],
         tell: Callable[[MemoryObserved], None],
+        label: str = "",
     ) -> None:
         self._gpu = gpu
         self._device = device
@@ -64,6 +67,7 @@ class Observer:
         self._leased = leased
         self._name_of = name_of
         self._tell = tell
+        self._label = label
         self._overhead: int | None = None
         self._phase = Phase.LOAD
         self._complained: set[tuple[Phase, bool]] = set()
@@ -73,7 +77,7 @@ class Observer:
         self._closing = threading.Event()
         self._broken = ""
         self._told_broken = False
-        self._thread = threading.Thread(target=self._sample, name="gpu memory", daemon=True)
+        self._thread = threading.Thread(target=self._sample, name=f"gpu memory {device}", daemon=True)
 
     @property
     def overhead_bytes(self) -> int | None:
@@ -99,7 +103,7 @@ class Observer:
         """Everything is loaded and nothing works: measure the overhead."""
         if (reading := self._read()) is not None:
             self._overhead = measured_overhead(reading, self._baseline)
-            log.info("HBM beside leases, everything loaded: %.2f GiB", self._overhead / 2**30)
+            log.info("%sHBM beside leases, everything loaded: %.2f GiB", self._label, self._overhead / 2**30)
 
     def enter(self, phase: Phase, step: int | None, held: Mapping[str, int]) -> None:
         """The node leaves a phase for `phase`: account for the one that ended.
@@ -115,7 +119,7 @@ class Observer:
         peak = self._take()
         if self._broken and not self._told_broken:
             self._told_broken = True
-            log.warning("the GPU's memory is not observed any more: %s", self._broken)
+            log.warning("%sthe GPU's memory is not observed any more: %s", self._label, self._broken)
         if peak is None:
             return
         account = Account(reading=peak, baseline_bytes=self._baseline, overhead_bytes=self._overhead or 0)
@@ -146,10 +150,10 @@ class Observer:
         top = max(peaks, key=lambda account: account.ours_bytes)
         worst = max(peaks, key=lambda account: abs(account.difference_bytes))
         return {
-            "memory/hbm_peak_gb": top.ours_bytes / _GB,
+            PEAK: top.ours_bytes / _GB,
             "memory/hbm_leased_gb": top.reading.leased.total_bytes / _GB,
             "memory/hbm_overhead_gb": self._overhead / _GB,
-            "memory/hbm_difference_gb": worst.difference_bytes / _GB,
+            DIFFERENCE: worst.difference_bytes / _GB,
         }
 
     def _refuse(self, account: Account) -> None:
@@ -169,7 +173,7 @@ class Observer:
         kind = (phase, account.difference_bytes > 0)
         if text and kind not in self._complained:
             self._complained.add(kind)
-            log.warning("%s: %s", phase.name, text)
+            log.warning("%s%s: %s", self._label, phase.name, text)
 
     def _take(self) -> Reading | None:
         """The peak since the last edge, which the present moment belongs to."""

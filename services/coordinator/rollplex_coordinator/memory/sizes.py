@@ -126,6 +126,16 @@ class Sizes:
         self.optimizer_bytes = optimizer_table(self.table, name=optimizer.name, momentum=optimizer.momentum).total_bytes
         self.copies = 1 if config.run.share_prefix else config.rollout.group_size
 
+    @property
+    def trained(self) -> ParameterTable:
+        """The parameters that the trainer of a device steps."""
+        return self.table
+
+    @property
+    def vocabulary(self) -> int:
+        """Ids of the whole model."""
+        return self.shape.vocab
+
     def segments_of(self, parallel: Parallel) -> SegmentBytes:
         """Of the segments that are there from LOAD to the end, on the device of a process.
 

@@ -1,32 +1,29 @@
-"""The GPU that a node computes on, and how its workers share it.
+"""One GPU that a node computes on, and how its workers share it.
 
-    open_device ─► (GPU found, others gone, HBM counted) ─► start ─► MPS daemon, or turns ─► close
+    GPU found ─► others gone, HBM counted ─► start ─► MPS daemon, or turns ─► close
 
 Owns the view of the GPU and the daemon. A daemon that cannot be had is no error: the workers then take turns on the
-GPU, by the driver's time slices, with the same result; who reads the run is told. Makes no CUDA context.
+GPU, by the driver's time slices, with the same result; who reads the run is told. Makes no CUDA context. Which GPUs a
+run has, and that they are all shared alike, is `gpus`' own.
 """
 
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from msgspec import Struct
 
 from rollplex.config.config import Config
-from rollplex.nvml import Gpu, GpuError, check_alone, described, open_gpu
+from rollplex.nvml import Gpu, GpuError, check_alone, described
 from rollplex_coordinator.processes.environment import GpuAccess
-from rollplex_coordinator.processes.mps import CONTROL, Mps, MpsError, stop_leftover
+from rollplex_coordinator.processes.mps import CONTROL, Mps, MpsError
 
 MPS, TURNS = "mps", "turns"
 EXTERNAL_MPS = "ROLLPLEX_MPS_DIRECTORY"
 """Of this process's environment: where a daemon that somebody else started, for workers that somebody else started, has
 its pipes. Not the variable that the driver reads: this process is no client."""
-LEAVING_S = 5.0
-"""How long what an earlier run left on the GPU may still take to go, on top of its own grace time."""
-_PAUSE_S = 0.1
 
 log = logging.getLogger("rollplex.coordinator")
 
@@ -40,15 +37,20 @@ class Sharing(Struct, frozen=True, kw_only=True):
 
 
 class GpuDevice:
-    """One run's GPU. `baseline_bytes`: HBM that was used before anything of ours was there."""
+    """One of a run's GPUs. `baseline_bytes`: HBM that was used before anything of ours was there.
 
-    def __init__(self, config: Config, run_dir: Path, gpu: Gpu) -> None:
+    Args:
+        number: among the run's, from 0 on.
+    """
+
+    def __init__(self, config: Config, run_dir: Path, gpu: Gpu, number: int = 0) -> None:
         self.gpu = gpu
         self.mps: Mps | None = None
         self.sharing = Sharing(asked=config.device.sharing, used=TURNS)
         self._run_dir = run_dir
+        self._number = number
         self._deterministic = config.run.deterministic
-        self._shares = min(config.device.prefix_share, config.device.decode_share) < 1.0
+        self._several = config.parallel.devices > 1
         try:
             others = check_alone(gpu, (), budget_is_set=config.memory.budget is not None)
         except GpuError as error:  # some containers may not list processes
@@ -70,6 +72,7 @@ class GpuDevice:
             uuid=self.gpu.info.uuid,
             mps={} if self.mps is None else self.mps.variables,
             deterministic=self._deterministic,
+            several=self._several,
         )
 
     def start(self, variables: Mapping[str, str], *, external_workers: bool) -> Sharing:
@@ -85,16 +88,17 @@ class GpuDevice:
             theirs, why = _external(variables.get(EXTERNAL_MPS, ""))
         elif asked == MPS:
             try:
-                self.mps = Mps(self._run_dir, self.gpu.info.uuid, variables)
+                self.mps = Mps(self._run_dir, self.gpu.info.uuid, variables, self._number)
             except MpsError as error:
                 why = str(error)
         used = MPS if theirs or self.mps is not None else TURNS
         self.sharing = Sharing(asked=asked, used=used, why=why)
-        if used != asked:
-            log.warning("the workers take turns on the GPU, although device.sharing is %s: %s", asked, why)
-        if used == TURNS and self._shares:
-            log.warning("device.prefix_share and decode_share do nothing where workers take turns on the whole GPU")
         return self.sharing
+
+    def take_turns(self, why: str) -> None:
+        """No daemon any more, before a worker is there."""
+        self._stop()
+        self.sharing = Sharing(asked=self.sharing.asked, used=TURNS, why=why)
 
     def free(self, pid: int) -> None:
         """Take the GPU from a worker that does not end by itself."""
@@ -106,31 +110,13 @@ class GpuDevice:
 
     def close(self) -> None:
         """The workers are gone: stop the daemon."""
+        self._stop()
+        self.gpu.close()
+
+    def _stop(self) -> None:
         if self.mps is not None:
             self.mps.stop()
             self.mps = None
-        self.gpu.close()
-
-
-def open_device(config: Config, run_dir: Path, find: Callable[[int], Gpu] = open_gpu) -> GpuDevice | None:
-    """The device of a run; None: host memory. Ends a daemon that a crashed coordinator of this run directory left.
-
-    Raises:
-        ConfigError: there is no GPU to use, or it is not ours alone.
-    """
-    stop_leftover(run_dir)
-    if config.device.kind != "cuda":
-        return None
-    gpu = find(config.device.gpu)
-    try:
-        # The workers of a crashed coordinator leave by themselves after its grace time; its successor waits for that.
-        end = time.monotonic() + config.deadlines.leave_s + LEAVING_S
-        while config.memory.budget is None and _others(gpu) and time.monotonic() < end:
-            time.sleep(_PAUSE_S)
-        return GpuDevice(config, run_dir, gpu)
-    except BaseException:
-        gpu.close()
-        raise
 
 
 def _external(folder: str) -> tuple[bool, str]:
@@ -140,10 +126,3 @@ def _external(folder: str) -> tuple[bool, str]:
     if not (Path(folder) / CONTROL).exists():
         return False, f"{EXTERNAL_MPS} is {folder}, where no MPS daemon has its pipes ({CONTROL})"
     return True, ""
-
-
-def _others(gpu: Gpu) -> bool:
-    try:
-        return bool(gpu.processes())
-    except GpuError:
-        return False

@@ -5,11 +5,15 @@ role                       sees the GPU   allocator of torch
 prefix, trainer            yes            expandable segments: batches of many shapes do not fragment the budget
 rollout                    yes            as it is: SGLang's memory saver replaces cudaMalloc and refuses the former
 input, reward, and others  no             none: a CUDA context by accident would cost half a GiB of HBM
+
+A worker sees the GPU of its device alone, whatever other GPUs the run has: those of a role meet by sockets of this host
+and by memory of the peers', which they are sent. NVLink's multicast is off for whatever they meet by: a program that
+ends in the middle of it can leave the GPUs of a host unusable.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
@@ -20,24 +24,40 @@ _EXPANDABLE = frozenset({Role.PREFIX, Role.TRAINER})
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """The name that torch reads, and an older one that it reads too but warns of."""
 _MPS = ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
+_TOGETHER = {
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "NVSHMEM_DISABLE_NVLS": "1",
+    "NCCL_SOCKET_IFNAME": "lo",
+}
+"""For processes that work together on several GPUs of this host."""
 
 
 class GpuAccess(Struct, frozen=True, kw_only=True):
-    """What it takes to use the run's GPU. mps: variables that lead to its daemon; empty without one."""
+    """What it takes to use a GPU of the run.
+
+    mps: variables that lead to its daemon; empty without one. several: the run has others too.
+    """
 
     uuid: str
     mps: dict[str, str]
     deterministic: bool
+    several: bool = False
 
     @property
     def sight(self) -> dict[str, str]:
         """For a process that opens the driver: it sees this GPU alone, whatever else there is."""
-        return {"CUDA_VISIBLE_DEVICES": self.uuid, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+        return sight_of([self.uuid])
 
     @property
     def variables(self) -> dict[str, str]:
         """For a process that computes there: by the daemon, if there is one."""
-        return self.sight | self.mps
+        return self.sight | self.mps | (_TOGETHER if self.several else {})
+
+
+def sight_of(uuids: Iterable[str]) -> dict[str, str]:
+    """For a process that sees these GPUs, in this order, and no others."""
+    return {"CUDA_VISIBLE_DEVICES": ",".join(uuids), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
 def environment_of(role: Role, base: Mapping[str, str], threads: int, gpu: GpuAccess | None) -> dict[str, str]:
@@ -47,7 +67,7 @@ def environment_of(role: Role, base: Mapping[str, str], threads: int, gpu: GpuAc
         role: of the child.
         base: the coordinator's own environment.
         threads: arithmetic threads, so that pools do not fight for cores.
-        gpu: the run's GPU; None on host memory.
+        gpu: that of the child's device; None on host memory.
     """
     variables = {
         **base,

@@ -4,7 +4,8 @@
 
 Owns the daemon and its two folders. Its sockets are in a private folder with a short path, since a run directory's may
 be too long for a socket; RUN/mps is a link to it, by which a later coordinator of the same run directory finds and
-stops what a crashed one left. Its logs are in RUN/logs/mps. Does not know who its clients are.
+stops what a crashed one left. Its logs are in RUN/logs/mps. Of a run with several GPUs each has a daemon, the second
+with RUN/mps-1 and RUN/logs/mps-1, and so on. Does not know who its clients are.
 """
 
 from __future__ import annotations
@@ -48,12 +49,13 @@ class Mps:
         run_dir: of the run; gets the link and the logs.
         gpu_uuid: the only GPU that it serves.
         variables: the environment to start from.
+        number: of the GPU among the run's, from 0 on.
 
     Raises:
         MpsError: it could not be started; nothing of it is left.
     """
 
-    def __init__(self, run_dir: Path, gpu_uuid: str, variables: Mapping[str, str]) -> None:
+    def __init__(self, run_dir: Path, gpu_uuid: str, variables: Mapping[str, str], number: int = 0) -> None:
         program = shutil.which(PROGRAM, path=variables.get("PATH"))
         if program is None:
             raise MpsError(
@@ -62,8 +64,9 @@ class Mps:
                 do="It comes with the NVIDIA driver (nvidia-compute-utils).",
             )
         self._program = program
-        self._link = run_dir / LINK
-        self.log_dir = run_dir / "logs" / "mps"
+        name = f"{LINK}-{number}" if number else LINK
+        self._link = run_dir / name
+        self.log_dir = run_dir / "logs" / name
         self.log_dir.mkdir(parents=True, exist_ok=True)
         self.folder = Path(tempfile.mkdtemp(prefix="rollplex-mps-"))  # mkdtemp makes it 0700
         self._environment = {
@@ -192,14 +195,17 @@ class Mps:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def stop_leftover(run_dir: Path) -> bool:
-    """Stop the daemon that a crashed coordinator of this run directory left, if there is one; True: there was.
+def stop_leftovers(run_dir: Path) -> bool:
+    """Stop the daemons that a crashed coordinator of this run directory left, if there are any; True: there were.
 
     Only the holder of the run directory's lock may do this.
     """
-    link = run_dir / LINK
-    if not link.is_symlink():
-        return False
+    links = [link for link in (run_dir / LINK, *sorted(run_dir.glob(f"{LINK}-*"))) if link.is_symlink()]
+    found = [_stop_leftover(link) for link in links]
+    return any(found)
+
+
+def _stop_leftover(link: Path) -> bool:
     folder = link.readlink()
     found = _kill_all(folder)
     link.unlink()

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, NoReturn
 
 from rollplex.config.config import Config
@@ -25,8 +26,10 @@ from rollplex_coordinator.decisions.fleet import DEVICE, WORKERS, Team, fleet_of
 from rollplex_coordinator.memory.holder import Holder
 from rollplex_coordinator.memory.leasing import Memory
 from rollplex_coordinator.memory.observer import Observer
+from rollplex_coordinator.memory.observers import Observers
 from rollplex_coordinator.options import Options
-from rollplex_coordinator.processes.device import open_device
+from rollplex_coordinator.processes.device import GpuDevice
+from rollplex_coordinator.processes.gpus import open_gpus
 from rollplex_coordinator.processes.hub import Hub, Peer
 from rollplex_coordinator.processes.link import Link
 from rollplex_coordinator.processes.mailbox import Mailbox
@@ -56,16 +59,16 @@ class Node:
         self.run_id = run_id
         self.run_dir = claim.run_dir.path
         self.config = config
-        self.device = open_device(config, self.run_dir)  # first: it refuses
-        """The GPU; None on host memory."""
+        self.fleet = fleet_of(config)
+        """Which workers there are, and on which devices."""
+        self.gpus = open_gpus(config, self.run_dir, self.fleet.devices)  # before all else that is opened: it refuses
+        """None on host memory."""
         journal = Journal(self.run_dir / "journal.sqlite")
         self.record = Record(self.run_dir, journal, tensorboard=config.run.tensorboard)
         self.holder = Holder(backend("host"))
-        self.fleet = fleet_of(config)
-        """Which workers there are, and on which devices."""
         self.supervisor = Supervisor(self.run_dir, config.run.threads, commands(config), self.fleet)
-        self.observer: Observer | None = None
-        """Of the GPU's memory, from LOAD on."""
+        self.observers: Observers | None = None
+        """Of the GPUs' memory, from LOAD on."""
         self.loads: dict[Role, tuple[Team, Callable[[int, int], Any]]] = {}
         """By role, from LOAD on: what has its first team load."""
         self.joined_wall_s: dict[str, float] = {}
@@ -95,70 +98,83 @@ class Node:
 
     @property
     def limit_bytes(self) -> int:
-        """Memory that this run could have at most: HBM that was free when it began, or this host's."""
-        return memory_limit_bytes() if self.device is None else self.device.free_bytes
+        """Memory that this run could have at most: HBM that was free when it began, as much of each GPU as of the one
+        that had least; or this host's."""
+        return memory_limit_bytes() if self.gpus is None else self.gpus.limit_bytes
 
     @property
     def free_bytes(self) -> int:
-        """HBM that was free when the run began; 0 on host memory."""
-        return 0 if self.device is None else self.device.free_bytes
+        """HBM that was free when the run began, of the GPU that had least; 0 on host memory."""
+        return 0 if self.gpus is None else self.gpus.free_bytes
 
     def prepare_device(self) -> None:
-        """Before the first process: settle how they share the GPU. From here on this process sees that GPU alone too,
-        for the segments that it makes there; the driver reads the environment when it is opened, so that comes after.
-        On host memory nothing happens.
+        """Before the first process: settle how they share the GPUs. From here on this process sees those GPUs alone
+        too, for the segments that it makes there; the driver reads the environment when it is opened, so that comes
+        after. On host memory nothing happens.
 
         Raises:
-            SegmentError: the GPU's memory cannot be reached.
+            SegmentError: the memory of a GPU cannot be reached.
         """
-        device = self.device
-        if device is None:
+        gpus = self.gpus
+        if gpus is None:
             return
         start_s = time.monotonic()
-        sharing = device.start(os.environ, external_workers=self._options.external_workers)
-        access, info = device.access, device.gpu.info
-        os.environ.update(access.sight)  # not a client of the daemon: it computes nothing
-        self.holder.device(backend("cuda", uuid=info.uuid))
-        self.supervisor.gpu = access
-        if device.mps is not None:
-            self.supervisor.free_gpu = device.free
-            died = device.mps.died()
-            self.link.watch(device.mps.pidfd, "death of the MPS daemon", lambda: _raise(died))
-        log.info("%s: %.1f GiB free, workers share it by %s", info, device.free_bytes / 2**30, sharing.used)
+        gpus.start(os.environ, external_workers=self._options.external_workers)
+        os.environ.update(gpus.sight)  # not a client of a daemon: it computes nothing
+        for device, one in gpus.devices.items():
+            self.holder.gpu(device, backend("cuda", uuid=one.gpu.info.uuid))
+        self.supervisor.gpus = gpus.access
+        for device, one in gpus.devices.items():
+            self._device_ready(device, one)
+        self.record.stage("device", start_s)
+
+    def _device_ready(self, device: Device, one: GpuDevice) -> None:
+        info, sharing, mps = one.gpu.info, one.sharing, one.mps
+        if mps is not None and self.gpus is not None:
+            self.supervisor.free_gpu = self.gpus.free
+            of = "" if self.fleet.single else f" of device {device}"
+            self.link.watch(mps.pidfd, f"death of the MPS daemon{of}", partial(_raise, mps.died()))
+        log.info("%s: %.1f GiB free, workers share it by %s", info, one.free_bytes / 2**30, sharing.used)
         self.record.append(
             DeviceReady(
-                device=DEVICE,
+                device=device,
                 gpu=info.index,
                 uuid=info.uuid,
                 name=info.name,
                 driver=info.driver,
                 total_bytes=info.total_bytes,
-                free_bytes=device.free_bytes,
+                free_bytes=one.free_bytes,
                 sharing_asked=sharing.asked,
                 sharing_used=sharing.used,
                 why=sharing.why[:4_000],
             )
         )
-        self.record.stage("device", start_s)
 
     def observe(self, memory: Memory, budget_bytes: int) -> None:
-        """Watch the GPU's memory from now on, against the books. On host memory nothing happens.
+        """Watch the memory of each GPU from now on, against the books. On host memory nothing happens.
 
         Args:
-            budget_bytes: what the run may use in all, overhead included.
+            budget_bytes: what the run may use in all, overhead included: of each GPU an equal share.
         """
-        if self.device is None:
+        if self.gpus is None:
             return
-        self.observer = memory.observer = Observer(
-            self.device.gpu,
-            DEVICE,
-            baseline_bytes=self.device.baseline_bytes,
-            budget_bytes=budget_bytes,
-            leased=lambda: memory.leased,
-            name_of=self.supervisor.name_of,
-            tell=self.record.append,
+        share = budget_bytes // len(self.gpus.devices)
+        self.observers = memory.observers = Observers(
+            {
+                device: Observer(
+                    one.gpu,
+                    device,
+                    baseline_bytes=one.baseline_bytes,
+                    budget_bytes=share,
+                    leased=partial(memory.leased, device),
+                    name_of=self.supervisor.name_of,
+                    tell=self.record.append,
+                    label="" if self.fleet.single else f"device {device}: ",
+                )
+                for device, one in self.gpus.devices.items()
+            }
         )
-        self.observer.start()
+        self.observers.start()
 
     def start(self, role: Role) -> None:
         """Start the children of a role, one on each device that has one, and expect them; or, for external workers,
@@ -206,10 +222,10 @@ class Node:
         step that raises keeps none of the others from happening: a daemon or segment that stayed would keep the GPU."""
         with ExitStack() as closing:  # the last one first
             closing.callback(self.record.close)
-            if self.device is not None:
-                closing.callback(self.device.close)
-            if self.observer is not None:
-                closing.callback(self.observer.close)
+            if self.gpus is not None:
+                closing.callback(self.gpus.close)
+            if self.observers is not None:
+                closing.callback(self.observers.close)
             closing.callback(self.holder.close_all)
             closing.callback(self.link.hub.close)
             closing.callback(self._remove_meets)

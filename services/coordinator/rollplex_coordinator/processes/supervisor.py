@@ -85,10 +85,10 @@ class Supervisor:
         self._fleet = fleet
         self._children: dict[str, Child] = {}
         self._incarnations: dict[str, int] = {}
-        self.gpu: GpuAccess | None = None
-        """What workers get to see from now on; None: no GPU."""
-        self.free_gpu: Callable[[int], None] | None = None
-        """Called with the pid of a worker that did not end by SIGTERM; None: there is no such way."""
+        self.gpus: Mapping[Device, GpuAccess] = {}
+        """What the workers of each device get to see from now on; empty: no GPU."""
+        self.free_gpu: Callable[[Device, int], None] | None = None
+        """Called with device and pid of a worker that did not end by SIGTERM; None: there is no such way."""
 
     def command(self, role: Role) -> tuple[str, ...]:
         """The program of a role."""
@@ -118,7 +118,7 @@ class Supervisor:
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
-                    env=environment_of(role, os.environ, self._threads, self.gpu),
+                    env=environment_of(role, os.environ, self._threads, self.gpus.get(device)),
                 )
             except OSError as error:
                 raise ConfigError(
@@ -213,7 +213,7 @@ class Supervisor:
         for child in running:
             assert self.free_gpu is not None, "it was there a moment ago"
             for pid in (child.pid, *session_of(child.pid)):
-                self.free_gpu(pid)
+                self.free_gpu(child.device, pid)
         _still_running(running, TERM_S)
 
 

@@ -118,8 +118,8 @@ class Iteration:
         c = self._c
         times = {f"time/{phase.name.lower()}_s": value for phase, value in c.record.phase_seconds.items()}
         times |= more_times
-        if c.memory.observer is not None:
-            times |= c.memory.observer.metrics()
+        if c.memory.observers is not None:
+            times |= c.memory.observers.metrics()
         times["time/prefix_in_window"] = _share_inside(gathered.prefix_spans, gathered.rollout_span)
         row: dict[str, object] = {"step": self._step, "version": version}
         row |= {name: value if math.isfinite(value) else None for name, value in {**metrics, **times}.items()}

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec import structs
 
 from rollplex.config import wire
 from rollplex.errors import ModelError
 from rollplex.journal.events import ServiceReady
-from rollplex.protocol.common import Kind, Loaded, Role
+from rollplex.protocol.common import Device, Kind, Loaded, Role
 from rollplex.protocol.inputs import DataChecked, OpenData
 from rollplex.protocol.reward import OpenRewards, RewardsOpened
 from rollplex.protocol.trainer import Publish, Published, Restore
@@ -77,12 +77,12 @@ def load_models(
     data: DataChecked,
     restore: Restore | None = None,
     *,
-    caps: Caps = Caps(),  # noqa: B008 - immutable
+    caps: Mapping[Device, Caps] | None = None,
 ) -> dict[Role, Loaded]:
     """Make the standing segments and have every worker map them; the trainer fills them, or restores a checkpoint.
 
     Args:
-        caps: of the workers' private memory.
+        caps: of the workers' private memory, by device; None: nobody has one.
 
     Raises:
         ModelError: a worker sees a parameter table of another size.
@@ -90,13 +90,12 @@ def load_models(
     config, start_s, fleet = node.config, time.monotonic(), node.link.fleet
     spec = wire.model_spec(config, table_hash=sizes.table.hash, never_sampled=data.never_sampled)
     longest = max(source.max_prompt_tokens for source in data.sources)
-    engine = wire.engine_spec(config, max_prompt_tokens=longest, private_bytes=caps.rollout)
+    engine = wire.engine_spec(config, max_prompt_tokens=longest)
     segments = StandingSegments(memory, sizes, fleet, reference=config.needs_reference)
     if engine.own_weights:
         own = standing(Kind.ACTOR_WEIGHTS, sizes.table.total_bytes, Role.ROLLOUT, Role.ROLLOUT)
         memory.now(structs.replace(own, purpose=OWN_WEIGHTS, segment=False))
-
-    pool = memory.now(sizes.starting_pool()) if sizes.pools else None
+    pools = memory.now(sizes.starting_pool(), fleet.rollout_devices) if sizes.pools else None
 
     def loaded(peer: Peer) -> None:
         node.record.append(ServiceReady(service=str(peer), role=peer.role, incarnation=peer.incarnation))
@@ -107,15 +106,15 @@ def load_models(
         spec=spec,
         engine=engine,
         segments=segments,
-        caps=caps,
+        caps=caps or {},
         restore=restore,
         meets={} if fleet.single else meeting_files(node.run_dir, fleet),
     ).all
     node.loads = {team.role: (team, make) for team, make in reversed(loads)}
     answers = node.link.call_teams(loads, "load the model", config.deadlines.load_s, Loaded, loaded)
     found = _checked(answers, [team for team, _ in loads], sizes, fleet)
-    if pool is not None:
-        memory.release(pool)
+    if pools is not None:
+        memory.release(pools)
         memory.trimmed(Role.ROLLOUT)
     if not fleet.single:
         publish(node, 0 if restore is None else restore.version)

@@ -9,9 +9,11 @@ from collections.abc import Callable, Mapping
 from itertools import count
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from rollplex.config import wire
 from rollplex.config.config import Config
-from rollplex.protocol.common import ModelSpec, Parallel, Role
+from rollplex.protocol.common import Device, ModelSpec, Parallel, Role
 from rollplex.protocol.prefix import LoadPrefix
 from rollplex.protocol.rollout import EngineSpec, LoadRollout
 from rollplex.protocol.trainer import LoadTrainer, Restore
@@ -27,7 +29,7 @@ class Loads:
     Args:
         spec: the model, as all must see it.
         engine: that samples.
-        caps: of private memory.
+        caps: of private memory, by device; nobody has one where there is none.
         restore: the checkpoint that a run goes on from.
         meets: of `meeting_files`.
     """
@@ -39,7 +41,7 @@ class Loads:
         spec: ModelSpec,
         engine: EngineSpec,
         segments: StandingSegments,
-        caps: Caps,
+        caps: Mapping[Device, Caps],
         restore: Restore | None,
         meets: Mapping[Role, str],
     ) -> None:
@@ -75,7 +77,7 @@ class Loads:
                 restore=self._restore,
                 parallel=self._parallel(team, rank),
                 shards=self._segments.shards(team, rank),
-                private_bytes=self._caps.trainer,
+                private_bytes=self._caps_on(team.devices[rank]).trainer,
             )
 
         return make
@@ -92,23 +94,26 @@ class Loads:
                 gradients=here.prefix_gradients,
                 temperature=self._config.rollout.temperature,
                 parallel=self._parallel(team, rank),
-                private_bytes=self._caps.prefix,
+                private_bytes=self._caps_on(team.devices[rank]).prefix,
             )
 
         return make
 
     def _rollout(self, team: Team) -> Callable[[int, int], LoadRollout]:
         def make(cause: int, rank: int) -> LoadRollout:
-            actor = self._segments.on[team.devices[rank]].actor
+            device = team.devices[rank]
             return LoadRollout(
                 cause=cause,
                 model=self._spec,
-                actor=actor,
-                engine=self._engine,
+                actor=self._segments.on[device].actor,
+                engine=replace(self._engine, private_bytes=self._caps_on(device).rollout),
                 parallel=self._parallel(team, rank),
             )
 
         return make
+
+    def _caps_on(self, device: Device) -> Caps:
+        return self._caps.get(device, Caps())
 
     def _parallel(self, team: Team, rank: int) -> Parallel:
         """Whoever hangs in a collective is to be named by the coordinator, which waits less long."""

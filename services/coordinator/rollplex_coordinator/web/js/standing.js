@@ -17,9 +17,10 @@ export function drawFacts(place, status) {
     ["Schedule", status.schedule],
     ["Up for", seconds(Date.now() / 1e3 - status.started_wall_s)],
   ];
+  for (const gpu of status.gpus) facts.push([status.gpus.length > 1 ? `GPU of ${gpu.device}` : "GPU", gpu.name]);
   if (status.gpu) {
     const why = status.gpu.why ? ` (${status.gpu.why})` : "";
-    facts.push(["GPU", status.gpu.name], ["Shared by", status.gpu.sharing_used + why]);
+    facts.push(["Shared by", status.gpu.sharing_used + why]);
   }
   if (status.stopping) facts.push(["Stopping", status.stopping.replaceAll("_", " ")]);
   show(
