@@ -113,9 +113,9 @@ def named_engine(setup: Setup) -> Engine:
 
             return TransformersEngine(setup)
         case "sglang":
-            from rollplex_rollout.sglang.engine import SglangEngine  # noqa: PLC0415
+            from rollplex_rollout.sglang.starting import start  # noqa: PLC0415
 
-            return SglangEngine.start(setup)
+            return start(setup)
         case "replay":
             from rollplex_rollout.replay import ReplayEngine  # noqa: PLC0415
 

@@ -19,8 +19,9 @@ from rollplex.protocol.common import Memory
 from rollplex.protocol.rollout import EngineSpec
 from rollplex_rollout.engine import FinishedGroup, Setup, Unit, UnitReport
 from rollplex_rollout.sglang import engine as engine_module
-from rollplex_rollout.sglang.engine import SglangEngine, require_offsets, require_sizes, unit_seed
+from rollplex_rollout.sglang.engine import SglangEngine, unit_seed
 from rollplex_rollout.sglang.requests import Request
+from rollplex_rollout.sglang.starting import require_offsets, require_sizes
 from rollplex_rollout.sglang.streams import Chunk
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from rollplex.memory.header import HeaderPage
 from rollplex.memory.predict import pool_kv_bytes
 from rollplex.protocol.common import Memory
 from rollplex_rollout.engine import FinishedGroup, UnitReport
-from rollplex_rollout.sglang.engine import SglangEngine
 from rollplex_rollout.sglang.requests import Request
+from rollplex_rollout.sglang.starting import start
 from rollplex_rollout.sglang.streams import Chunk
 from support.live_sglang import CONTEXT, KV_TOKENS, VERSION, LiveNode, kernels, listening, processes, unavailable
 
@@ -41,7 +41,7 @@ class Live:
         run_dir = folder / "run"
         run_dir.mkdir(mode=0o700)
         self.node = LiveNode(folder / "model", run_dir, dtype, device)
-        self.engine = SglangEngine.start(self.node.setup)
+        self.engine: Any = start(self.node.setup)
         self.groups: list[FinishedGroup] = []
         self.report: UnitReport | None = None
 

@@ -12,7 +12,7 @@ from msgspec import structs
 from rollplex.errors import SegmentError
 from rollplex.protocol.common import Memory
 from rollplex_rollout.loaded import LentWeights
-from rollplex_rollout.sglang.engine import SglangEngine
+from rollplex_rollout.sglang.starting import start
 from support.live_sglang import LiveNode, kernels, processes, unavailable
 
 pytestmark = [
@@ -27,7 +27,7 @@ def test_a_loader_that_cannot_map_the_weights_ends_the_start_with_its_reason(tmp
     node = LiveNode(tmp_path / "model", tmp_path, "float32")
     other = replace(node.setup, weights=LentWeights(node.segments, structs.replace(node.ref, size_bytes=4096)))
     with kernels(Memory.HOST), pytest.raises(SegmentError, match="another size"):
-        SglangEngine.start(other)
+        start(other)
     assert processes() == []
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     node.segments.close()

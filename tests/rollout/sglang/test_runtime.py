@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 
 import pytest
+import zmq
 
 from rollplex.errors import EngineError
 from rollplex_rollout.sglang import runtime
@@ -42,6 +43,27 @@ def test_an_engine_that_cannot_be_made_is_named_and_leaves_nothing(
     made.close()
     assert signal.getsignal(signal.SIGQUIT) == before
     assert list(tmp_path.iterdir()) == []
+
+
+def test_sockets_of_an_engine_that_was_half_made_are_closed_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs, ours = zmq.Context(), zmq.Context()
+    made = SglangRuntime(make_folder(tmp_path))
+    pushed, other = theirs.socket(zmq.PUSH), ours.socket(zmq.PUSH)
+    other.bind(f"ipc://{tmp_path}/other")
+
+    def fail(*_: object) -> None:
+        pushed.connect(f"ipc://{made.folder}/nobody")
+        pushed.send(b"never read")
+        raise RuntimeError("half made")
+
+    monkeypatch.setattr(runtime, "_make", fail)
+    with pytest.raises(EngineError, match="half made"):
+        made.start({}, lambda _: None)
+    made.close()
+    assert (pushed.closed, theirs.closed, other.closed) == (True, True, False)
+    ours.destroy(linger=0)
 
 
 def test_ranks_meet_by_a_file_in_the_engines_folder_and_by_no_tcp_port(

@@ -15,6 +15,7 @@ from rollplex_rollout.sglang.scheduler import begin, with_pictures
 def scheduler(*, idle: bool) -> Any:
     return SimpleNamespace(
         is_fully_idle=lambda: idle,
+        ps=SimpleNamespace(tp_size=1),
         model_config=SimpleNamespace(hf_eos_token_id={2, 3}),
         req_to_token_pool=SimpleNamespace(req_to_token=torch.full((3, 5), 10**9, dtype=torch.int32)),
     )

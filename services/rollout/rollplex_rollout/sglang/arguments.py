@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping as MappingOf
 from typing import Any, Final
 
-from rollplex.errors import EngineError
+from rollplex.errors import ConfigError, EngineError
+from rollplex.layout.parallel.degrees import RolloutLayout
+from rollplex.layout.parallel.rank import rank_shape, rank_table
 from rollplex.memory.predict import pool_kv_bytes
-from rollplex.protocol.common import Memory
+from rollplex.protocol.common import Memory, Parallel
 from rollplex.protocol.rollout import EngineSpec
 from rollplex_rollout.engine import Setup
 
@@ -61,7 +63,34 @@ def server_arguments(setup: Setup) -> dict[str, Any]:
         "enable_custom_logit_processor": False,
         "disable_radix_cache": False,  # the responses of a prompt share its keys and values
     }
-    return arguments | (_cuda(spec) if setup.spec.device is Memory.CUDA else _host())
+    arguments |= _cuda(spec) if setup.spec.device is Memory.CUDA else _host()
+    return arguments | _ranks(setup.parallel)
+
+
+def _ranks(parallel: Parallel) -> dict[str, Any]:
+    """Of one rank of several: each process starts what SGLang calls a node, with one scheduler process on the one GPU
+    that it sees. They meet by the file that `runtime` names.
+
+    Raises:
+        ConfigError: the segment is not planned for an engine that takes each parameter as one tensor.
+    """
+    if parallel.rollout == 1:
+        return {}
+    if parallel.rollout > parallel.training:
+        raise ConfigError(
+            "SGLang's engine has no more ranks than training where both use the same devices",
+            got=f"parallel.rollout: {parallel.rollout} over parallel.training: {parallel.training}",
+            needed="parallel.rollout of at most parallel.training",
+            do="Lower parallel.rollout, raise parallel.training, or set rollout.engine to transformers.",
+            where="parallel.rollout",
+        )
+    return {
+        "tp_size": parallel.rollout,
+        "nnodes": parallel.rollout,
+        "node_rank": parallel.rank,
+        "sleep_on_idle": True,  # else every rank's scheduler process would turn in circles between two units
+        "disable_custom_all_reduce": True,  # of a process that sees one GPU
+    }
 
 
 def _cuda(spec: EngineSpec) -> dict[str, Any]:
@@ -78,6 +107,20 @@ def _cuda(spec: EngineSpec) -> dict[str, Any]:
 
 def _host() -> dict[str, Any]:
     return {"device": "cpu", "attention_backend": "torch_native", "mem_fraction_static": HOST_SHARE}
+
+
+RANKS_ENVIRONMENT: Final = {
+    "SGLANG_BLOCK_NONZERO_RANK_CHILDREN": "0",  # ranks without a tokenizer must not wait for the end of theirs
+    "SYNC_TOKEN_IDS_ACROSS_TP": "1",  # one rank that draws another token would leave the others' batches for good
+    "SGLANG_SYNC_TOKEN_IDS_ACROSS_TP": "1",
+    "SGLANG_USE_MESSAGE_QUEUE_BROADCASTER": "0",  # not needed; it would listen on every address
+    "SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK": "0",  # how much of each GPU is free now says nothing: sizes are planned
+    # No multicast over NVLink, which SGLang would try for logits.
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "NVSHMEM_DISABLE_NVLS": "1",
+}
+"""Besides, where an engine has several ranks."""
 
 
 def environment(device: Memory) -> MappingOf[str, str]:
@@ -118,8 +161,18 @@ def require_sizes(spec: EngineSpec) -> None:
 def allocator_bytes(setup: Setup) -> int:
     """What the scheduler process's allocator may hold: its private memory, the pool, and weights of its own if it has
     any; 0 is no limit."""
-    spec = setup.engine
+    spec, parallel = setup.engine, setup.parallel
     if not spec.private_bytes:
         return 0
-    own = setup.table.total_bytes if spec.own_weights else 0
-    return spec.private_bytes + own + pool_kv_bytes(setup.shape, kv_tokens=spec.kv_tokens, dtype=setup.spec.dtype)
+    own = 0
+    if spec.own_weights:
+        layout = RolloutLayout(degree=parallel.rollout)
+        table = setup.table if layout.degree == 1 else rank_table(setup.table, setup.shape, layout, parallel.rank)
+        own = table.total_bytes
+    return spec.private_bytes + own + pool_bytes(setup)
+
+
+def pool_bytes(setup: Setup) -> int:
+    """Keys and values of the pool, of a rank's share of the heads."""
+    shape = rank_shape(setup.shape, RolloutLayout(degree=setup.parallel.rollout))
+    return pool_kv_bytes(shape, kv_tokens=setup.engine.kv_tokens, dtype=setup.spec.dtype)

@@ -6,6 +6,7 @@ from typing import Final
 
 BEGIN: Final = "rollplex_begin"
 REST: Final = "rollplex_rest"
+TOGETHER: Final = "rollplex_together"
 PICTURED: Final = "p"
 """Ends the part of a request's id that names its unit, if its prompt has pictures. The first request of a prompt
 brings them; SGLang's tokenizer process would send them anew for every response (tens of MB each), so the others come

@@ -18,7 +18,7 @@ import torch
 from sglang.srt.model_loader.loader import BaseModelLoader, _initialize_model
 from sglang.srt.model_loader.utils import set_default_torch_dtype
 
-from rollplex.errors import ModelError, RollplexError
+from rollplex.errors import EngineError, ModelError, RollplexError
 from rollplex.protocol.common import Memory
 from rollplex_rollout.sglang import wire
 from rollplex_rollout.sglang.aliasing import alias, copy, named, never_sample
@@ -59,8 +59,25 @@ class MappedLoader(BaseModelLoader):  # type: ignore[misc]
             model: torch.nn.Module = _initialize_model(model_config, self.load_config, None)
         offsets = (copy if offer.own_weights else alias)(model, taken.mapping, taken.places)
         where = next(model.parameters()).device
-        never_sample(model.get_submodule("logits_processor"), offer.never_sampled, taken.shape.vocab, where)
+        logits = model.get_submodule("logits_processor")
+        if offer.parallel.rollout > 1:
+            gather_plainly(logits)
+        never_sample(logits, offer.never_sampled, taken.shape.vocab, where)
         return model.eval(), offsets
+
+
+def gather_plainly(logits_processor: Any) -> None:
+    """Gather the ranks' logits as everything else is: SGLang would first try multicast over NVLink.
+
+    Raises:
+        EngineError: SGLang is not built as 0.5.17 is.
+    """
+    gatherer: Any = getattr(logits_processor, "_logits_gatherer", None)
+    if not hasattr(gatherer, "_state"):
+        raise EngineError(
+            "SGLang's way to gather logits is not known", got="no _logits_gatherer", needed="SGLang 0.5.17"
+        )
+    gatherer._state = None  # noqa: SLF001 - its own word for it; there is no argument
 
 
 def limit_allocator(offer: wire.Offer) -> None:

@@ -1,6 +1,8 @@
 """SGLang's engine in a thread of its own.
 
 Owns: SGLang's `Engine` object, its event loop, its processes and its folder of sockets. Knows neither units nor groups.
+Of an engine of several ranks each process has one scheduler process; those of the other ranks than 0 have nothing else:
+requests and calls go to rank 0, whose scheduler process passes them on.
 
     main thread                          SGLang's thread
     start(): Door.wait ◄─ connection ─── Engine(...) makes the processes, then waits for them
@@ -20,6 +22,7 @@ import asyncio
 import atexit
 import concurrent.futures
 import contextlib
+import gc
 import importlib.util
 import logging
 import os
@@ -49,7 +52,7 @@ CLOSE_DEADLINE_S: Final = 30.0
 _LOOK_EVERY_S: Final = 0.25
 RENDEZVOUS_VARIABLE: Final = "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"
 """Where the ranks of an engine meet. SGLang's own way is torch's TCP store, which listens on every address of the
-machine and asks nobody who he is; a file in the engine's folder does for one rank and for several."""
+machine and asks nobody who he is; a file does for one rank and for several."""
 
 log = logging.getLogger("rollplex.rollout.sglang")
 _T = TypeVar("_T")
@@ -58,8 +61,11 @@ _T = TypeVar("_T")
 class SglangRuntime:
     """A running engine. Methods are for the main thread, unless they say otherwise."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, meeting: Path | None = None) -> None:
+        """meeting: the file by which the ranks of the engine find each other, not there yet; None: there is one rank,
+        and the file is in the folder."""
         self.folder = folder
+        self._meeting = meeting or folder / "rendezvous"
         self._engine: Any = None
         self._failure: BaseException | None = None
         self._up = threading.Event()
@@ -80,7 +86,7 @@ class SglangRuntime:
             RollplexError: what `take` raises.
             WaitError: not ready by the deadline.
         """
-        rendezvous = _rendezvous(self.folder)
+        rendezvous = _rendezvous(self._meeting)
         if threading.current_thread() is threading.main_thread():
             self._old_quit = signal.signal(signal.SIGQUIT, lambda signum, _frame: self._quits.append(signum))
         door = Door(self.folder / "weights.sock")
@@ -174,8 +180,10 @@ class SglangRuntime:
         self._call(work, "SGLang to take its pool of keys and values")
 
     def info(self) -> dict[str, Any]:
-        """SGLang's own account of itself: `max_total_num_tokens`, and `memory_usage` in gigabytes."""
+        """SGLang's own account of itself: `max_total_num_tokens`, and of rank 0 `memory_usage` in gigabytes."""
         scheduler = self._engine._scheduler_init_result.scheduler_infos[0]  # noqa: SLF001 - Engine.get_server_info would run the loop
+        if self._engine.tokenizer_manager is None:
+            return {**scheduler}
         states = self._call(self._engine.tokenizer_manager.get_internal_state(), "SGLang to describe itself")
         return {**scheduler, "memory_usage": states[0]["memory_usage"]}
 
@@ -188,7 +196,7 @@ class SglangRuntime:
         engine, children = self._engine, self._children
         self._engine, self._children = None, {}
         try:
-            sockets = _sockets(engine)
+            sockets = _sockets(engine) if engine is not None else _stray(self.folder)
             if engine is not None:
                 _stop_loop(engine.loop)
             if self._thread is not None:
@@ -196,6 +204,7 @@ class SglangRuntime:
                 self._thread.join(CLOSE_DEADLINE_S)
             for context in {id(sock.context): sock.context for sock in sockets}.values():
                 context.destroy(linger=0)
+            del sockets
             left = [pid for pid, fd in children.items() if not select.select([fd], [], [], CLOSE_DEADLINE_S)[0]]
         except RuntimeError as error:
             raise EngineError("SGLang's processes cannot be ended", got=str(error)) from error
@@ -290,10 +299,20 @@ def _stop_loop(loop: asyncio.AbstractEventLoop) -> None:
 
 def _sockets(engine: Any) -> list[Any]:
     """SGLang's sockets in this process, which it would leave open."""
-    if engine is None:
+    if engine.tokenizer_manager is None:
         return []
     manager = engine.tokenizer_manager
     return [engine.send_to_rpc, manager.recv_from_detokenizer, manager.send_to_scheduler]
+
+
+def _stray(folder: Path) -> list[Any]:
+    """The same of an engine that was not made whole, which nobody holds. The collector would end their context before
+    them, and wait for them."""
+    zmq = sys.modules.get("zmq")
+    if zmq is None:
+        return []
+    found = [each for each in gc.get_objects() if issubclass(type(each), zmq.Socket) and not each.closed]
+    return [sock for sock in found if os.fsencode(folder) in sock.getsockopt(zmq.LAST_ENDPOINT)]
 
 
 def _kill_processes(engine: Any) -> None:
@@ -325,20 +344,20 @@ def _temporary(folder: Path) -> Iterator[None]:
         tempfile.tempdir = before
 
 
-def _rendezvous(folder: Path) -> str:
-    """The address of a file in a folder, for torch.distributed.
+def _rendezvous(file: Path) -> str:
+    """The address of a file, for torch.distributed.
 
     Raises:
         EngineError: the path has characters that end the path of an address.
     """
-    if set(str(folder)) & set("?#;"):
+    if set(str(file)) & set("?#;"):
         raise EngineError(
             "SGLang's folder in the run directory has a path that torch cannot be told",
-            got=str(folder),
+            got=str(file),
             needed="a path without ?, # and ;",
             do="Choose another run directory.",
         )
-    return f"file://{folder / 'rendezvous'}"
+    return f"file://{file}"
 
 
 def _let_preload_find_libraries() -> None:

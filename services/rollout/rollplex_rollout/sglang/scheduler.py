@@ -12,11 +12,13 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Callable
+from functools import wraps
 from typing import Any, Final
 
 import torch
+import torch.distributed as dist
 
-from rollplex_rollout.sglang.hooks import BEGIN, BUSY, REST, has_pictures, prompt_of
+from rollplex_rollout.sglang.hooks import BEGIN, BUSY, REST, TOGETHER, has_pictures, prompt_of
 
 LOADER: Final = "sglang.srt.model_loader.loader.get_model_loader"
 ARRIVAL: Final = "sglang.srt.managers.scheduler.Scheduler.handle_generate_request"
@@ -35,6 +37,7 @@ def run_scheduler(*args: Any, **kwargs: Any) -> Any:
     HookRegistry.register(ARRIVAL, with_pictures, HookType.AROUND)
     setattr(scheduler.Scheduler, BEGIN, begin)
     setattr(scheduler.Scheduler, REST, rest)
+    setattr(scheduler.Scheduler, TOGETHER, together)
     return scheduler.run_scheduler_process(*args, **kwargs)
 
 
@@ -75,6 +78,30 @@ def _copied(pictures: Any) -> Any:
     return own
 
 
+def agreed(call: Callable[..., None]) -> Callable[..., None]:
+    """A call that fails on all ranks if it fails on one: SGLang makes it on each, and answers for rank 0 alone."""
+
+    @wraps(call)
+    def everywhere(scheduler: Any, *args: Any, **parameters: Any) -> None:
+        ps = scheduler.ps
+        if ps.tp_size == 1:
+            call(scheduler, *args, **parameters)
+            return
+        reason = ""
+        try:
+            call(scheduler, *args, **parameters)
+        except Exception as error:  # noqa: BLE001 - said by rank 0, wherever it was raised
+            reason = str(error) or type(error).__name__
+        reasons = [""] * ps.tp_size
+        dist.all_gather_object(reasons, reason, group=scheduler.tp_cpu_group)
+        rank, found = next(((rank, one) for rank, one in enumerate(reasons) if one), (0, ""))
+        if found:
+            raise RuntimeError(found if found == BUSY else f"rank {rank}: {found}")
+
+    return everywhere
+
+
+@agreed
 def begin(self: Any, seed: int) -> None:
     """Before a unit: draws depend on the unit, not on what came before it, and only the unit's own ids end a response.
 
@@ -90,6 +117,16 @@ def begin(self: Any, seed: int) -> None:
     torch.manual_seed(seed)
 
 
+def together(self: Any) -> None:
+    """Nothing; but all ranks have carried out what they were told before when SGLang answers.
+
+    Args:
+        self: the Scheduler.
+    """
+    del self
+
+
+@agreed
 def rest(self: Any) -> None:
     """Nothing of this engine runs on the GPU, and nothing that depends on the weights is kept: neither keys and values
     nor encoded pictures.

@@ -1,0 +1,82 @@
+"""What every rank of an engine has: its part of the weights, as its own scheduler process has mapped them.
+
+Owns: the questions about weights and sizes that each rank answers for itself. Does not sample.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from rollplex.errors import EngineError
+from rollplex.memory.segment import Mapping
+from rollplex_rollout.engine import Setup, Unit
+from rollplex_rollout.sglang.arguments import SPARE_TOKENS, pool_bytes
+
+
+class Remote(Protocol):
+    """What a rank needs of `rollplex_rollout.sglang.remote.RemoteWeights`."""
+
+    def digest(self) -> str: ...
+
+    def look(self) -> None: ...
+
+    def copy(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Rank:
+    """One rank's part in `rollplex_rollout.engine.Engine`.
+
+    Args:
+        actor: the weights segment as it can be read through `remote`.
+    """
+
+    def __init__(self, setup: Setup, remote: Remote, actor: Mapping) -> None:
+        self._setup = setup
+        self._remote = remote
+        self._actor = actor
+
+    @property
+    def on_policy(self) -> bool:
+        return True
+
+    @property
+    def actor(self) -> Mapping:
+        return self._actor
+
+    def digest(self) -> str:
+        return self._remote.digest()
+
+    def check_mapped(self) -> None:
+        self._remote.look()
+
+    def kv_bytes(self, unit: Unit) -> int:
+        """The pool, whatever the unit: SGLang takes all of it at once.
+
+        Raises:
+            EngineError: a prompt of the unit does not fit with its response.
+        """
+        longest = max(slot.tokens for slot in unit.prompts) + unit.longest
+        if longest > self.room:
+            raise EngineError(
+                "SGLang's pool of keys and values does not hold a prompt with its response",
+                got=f"{longest} tokens",
+                needed=f"at most {self.room}",
+                do="Raise rollout.sglang.kv_tokens, or lower rollout.max_new_tokens.",
+            )
+        return pool_bytes(self._setup)
+
+    @property
+    def room(self) -> int:
+        """Tokens of the longest request that SGLang takes without shortening it."""
+        return min(self._setup.engine.context_tokens, self._setup.engine.kv_tokens - SPARE_TOKENS)
+
+    def renew(self) -> None:
+        """Copy the weights anew, where the engine has some of its own."""
+        if self._setup.engine.own_weights:
+            self._remote.copy()
+
+    def close(self) -> None:
+        self._actor.close()
+        self._remote.close()
