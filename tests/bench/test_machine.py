@@ -48,6 +48,7 @@ def test_a_gpu_that_is_used_is_named_with_its_driver(monkeypatch: pytest.MonkeyP
     machine = read_machine(0)
     assert (machine.gpu, machine.gpu_bytes, machine.driver) == ("NVIDIA H200", 141 * 2**30, "580.159")
     assert machine.text.startswith("NVIDIA H200, 141 GiB, driver 580.159, on ")
+    assert read_machine(0, 2).text.startswith("2 x NVIDIA H200, 141 GiB, driver 580.159, on ")
     assert fake.open == 0
     with pytest.raises(ConfigError, match="no such GPU"):
         read_machine(1)

@@ -160,3 +160,12 @@ def test_a_last_line_cut_short_is_left_out_and_damage_is_told_with_its_place(tmp
         with pytest.raises(DataError, match=part) as caught:
             read_metrics(tmp_path)
         assert caught.value.where == f"{file}:2"
+
+
+def test_idle_time_of_several_devices_and_copying_are_kept_by_device(measured: Measure) -> None:
+    metrics = [
+        _metrics(step, 4.0, **{"time/publish_s": 0.01 * step, "time/idle/0:0_s": 1.0, "time/idle/0:1_s": 1.0 + step})
+        for step in range(4)
+    ]
+    seconds = measured(metrics, [event for step in range(4) for event in _step(step, 100.0 * step)]).median_s
+    assert (seconds["publish"], seconds["idle/0:0"], seconds["idle/0:1"]) == (0.02, 1.0, 3.0)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from rollplex.bench.nodes import Command, Node, StoppedError
-from rollplex.bench.parallel import Wanted, compare_layouts, parse_layouts, table_of
+from rollplex.bench.parallel import Wanted, compare_layouts, notes, table_of
+from rollplex.bench.placement import parse_placements
 from rollplex.bench.workload import Workload
 from rollplex.cli.bench import bench_parallel
 from rollplex.cli.start import prepare
@@ -24,9 +26,7 @@ class Nodes:
     """Leaves gradients of ones, off by `off[name]` of themselves; keeps names, overrides and commands in order."""
 
     def __init__(self, workload: Workload, **off: float) -> None:
-        shape = read_shape(workload.config.parent / "model")
-        table = gradient_table(parameter_table(shape, dtype="float32", freeze_vision=False))
-        self._numbers = table.total_bytes // 4
+        self._shape = read_shape(workload.config.parent / "model")
         self._off = off
         self.nodes: list[Node] = []
         self.commands: list[list[str]] = []
@@ -43,9 +43,12 @@ class Nodes:
         self.nodes.append(node)
         self.commands.append(command(prepared, node.iterations))
         (node.run_dir / "gradients").mkdir()
-        steps = range(node.iterations) if node.what == "one" else [int(node.what[-1])]
+        steps = range(node.iterations) if node.what == "one" else [0 if node.what == "float32" else int(node.what[-1])]
+        dtype: torch.dtype = getattr(torch, prepared.config.model.dtype)
+        table = gradient_table(parameter_table(self._shape, dtype=prepared.config.model.dtype, freeze_vision=False))
         for step in steps:
-            gradient = torch.full((self._numbers,), 1.0 + self._off.get(node.what, 0.0))
+            numbers = table.total_bytes // dtype.itemsize
+            gradient = torch.full((numbers,), 1.0 + self._off.get(node.what, 0.0), dtype=dtype).view(torch.uint8)
             (node.run_dir / "gradients" / f"step_{step}.bin").write_bytes(gradient.numpy().tobytes())
         if node.what == "one":
             for step in steps:
@@ -60,7 +63,7 @@ def wanted(workload: Workload, tmp_path: Path) -> Wanted:
     return Wanted(
         config=workload.config,
         overrides=["run.seed=3"],
-        layouts=parse_layouts("2x1/1x2, 1x2/2x1"),
+        layouts=parse_placements("2x1/1x2, 1x2/2x1"),
         iterations=2,
         out=tmp_path / "out",
     )
@@ -114,16 +117,35 @@ def test_no_more_nodes_than_asked_for_are_started_at_a_time(workload: Workload, 
     assert [len(nodes.names) for nodes in turns] == [2, 2, 1]
 
 
+@pytest.mark.parametrize(("apart", "exceeded"), [(1 / 32, ()), (1 / 8, ("2x1/1x2",))])
+def test_in_bfloat16_a_layout_is_held_to_what_one_device_itself_differs_by(
+    workload: Workload, wanted: Wanted, apart: float, exceeded: tuple[str, ...]
+) -> None:
+    half = replace(wanted, overrides=["model.dtype=bfloat16"], layouts=parse_placements("2x1/1x2"))
+    nodes = Nodes(workload, **{"1x1-1x1-1": 1 / 64, "float32": 1 / 32, "2x1-1x2-1": apart})
+    compared = compare_layouts(half, say=_silent, run=nodes)
+    assert nodes.names == ["one", "1x1-1x1-0", "1x1-1x1-1", "float32", "2x1-1x2-0", "2x1-1x2-1"]
+    assert "model.dtype=float32" in nodes.nodes[3].overrides
+    assert compared.noise == pytest.approx(1 / 32)
+    assert compared.bound == pytest.approx(1 / 16)
+    assert compared.exceeded == exceeded
+    told = "\n".join(notes(compared))
+    assert "1.56e-02 when its own iterations are repeated" in told
+    assert "3.12e-02 between its first iteration and the same in float32" in told
+    assert ("exceeded by 2x1/1x2" in told) == bool(exceeded)
+
+
+def test_one_iteration_needs_no_checkpoint(workload: Workload, wanted: Wanted) -> None:
+    nodes = Nodes(workload)
+    compare_layouts(replace(wanted, iterations=1), say=_silent, run=nodes)
+    assert "checkpoint.every=0" in nodes.nodes[0].overrides
+    assert all("--resume" not in command for command in nodes.commands)
+
+
 def test_the_folder_of_another_comparison_is_refused(workload: Workload, wanted: Wanted) -> None:
     compare_layouts(wanted, say=_silent, run=Nodes(workload))
     with pytest.raises(ConfigError, match="2 iterations in float32 there, 3 in float32 now"):
         compare_layouts(Wanted(**{**vars(wanted), "iterations": 3}), say=_silent, run=Nodes(workload))
-
-
-@pytest.mark.parametrize("text", ["4x1", "4x1/2x1", "0x1/1x0", "4/4", "4x1/2x2,", "axb/cxd"])
-def test_what_is_no_layout_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="no layout of devices"):
-        parse_layouts(text)
 
 
 @pytest.mark.parametrize(("off", "code"), [({}, 0), ({"2x1-1x2-0": 1e-3}, 1)])

@@ -63,7 +63,11 @@ def serve(sock: socket.socket) -> None:
 def _meet(task: Task) -> Groups:
     devices = task.placement.devices
     place = Parallel(training=devices, rank=task.device, meet=task.meet, collective_s=task.collective_s)
-    return meet(place, devices)
+    return meet(place, devices, _device(task))
+
+
+def _device(task: Task) -> torch.device:
+    return torch_device(Memory.CUDA if task.memory == "cuda" else Memory.HOST)
 
 
 def _open(fd: int, size_bytes: int, memory: str, stack: ExitStack) -> Mapping:
@@ -79,7 +83,6 @@ class _Traffic:
 
     collective: Collective
     group: dist.ProcessGroup | None
-    """None: all processes."""
     given: Tensor | None
     """Its own row, if it gives one."""
     taken: dict[int, Tensor]
@@ -93,7 +96,7 @@ class _Measuring:
 
     def __init__(self, task: Task, mappings: Sequence[Mapping], groups: Groups) -> None:
         self._task, self._group = task, groups.tensor
-        self._device = torch_device(Memory.CUDA if task.memory == "cuda" else Memory.HOST)
+        self._device = _device(task)
         shape = read_shape(Path(task.model))
         self._table: ParameterTable = parameter_table(shape, dtype=task.dtype, freeze_vision=False)
         self._copies = device_copies(task.placement, self._table, shape)
@@ -119,7 +122,6 @@ class _Measuring:
         self._barrier()
         one_piece_s = self._one_piece(written)
         self._barrier()
-        own_backend = dist.get_backend(self._group.process_group) if self._group.size > 1 else ""
         trim(self._device)
         return Measured(
             copies_s=copies_s,
@@ -129,7 +131,7 @@ class _Measuring:
             digest_s=digest_s if written else (),
             copied=copied,
             gathered=gathered,
-            collective_backend=own_backend,
+            collective_backend=_carrier(self._device),
         )
 
     # --- copies
@@ -213,7 +215,7 @@ class _Measuring:
         found: list[tuple[Collective, dist.ProcessGroup | None]] = []
         for one in collectives(self._copies):
             everybody = len(one.members) == self._task.placement.devices
-            group = None if everybody else dist.new_group(list(one.members))
+            group = self._group.process_group if everybody else dist.new_group(list(one.members))
             if self._task.device in one.members:
                 found.append((one, group))
         return found
@@ -290,6 +292,15 @@ class _Measuring:
         finish(self._device)
         if self._group.size > 1:
             self._group.add(torch.zeros(1))
+
+
+def _carrier(device: torch.device) -> str:
+    """What collectives of tensors on a device go through."""
+    if device.type == "cpu":
+        return "gloo"
+    nccl: Any = torch.cuda.nccl
+    version = nccl.version()
+    return f"NCCL {'.'.join(str(number) for number in version)}"
 
 
 def _piece(row: Tensor, offset: int, like: Tensor) -> Tensor:

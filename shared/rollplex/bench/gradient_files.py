@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from msgspec import Struct
@@ -36,25 +36,34 @@ class Difference(Struct, frozen=True, kw_only=True):
     """Of the first."""
 
 
-def difference(one: Path, other: Path, table: ParameterTable) -> Difference:
+def difference(
+    one: Path, other: Path, table: ParameterTable, other_table: ParameterTable | None = None, *, on_gpu: bool = True
+) -> Difference:
     """Compare.
 
     Args:
         one, other: files of gradients.
         table: of the arena, `rollplex.layout.parameters.gradient_table`.
+        other_table: of the other's, if its numbers are of another kind.
+        on_gpu: compute on a GPU if there is one, where this process then has a context until it ends.
 
     Raises:
         DataError: a file has another size than the table says, or the first gradient is 0 or not finite.
     """
-    for file in (one, other):
-        if file.stat().st_size != table.total_bytes:
+    tables = (table, other_table or table)
+    for file, size_bytes in zip((one, other), (each.total_bytes for each in tables), strict=True):
+        if file.stat().st_size != size_bytes:
             raise DataError(
                 "This is not a gradient of the model",
                 got=f"{file.stat().st_size:,} bytes",
-                needed=f"{table.total_bytes:,}",
+                needed=f"{size_bytes:,}",
                 where=str(file),
             )
-    parts = {entry.name: _entry(one, other, entry, table.dtype) for entry in table.entries}
+    device = "cuda" if on_gpu and _has_gpu() else "cpu"
+    parts = {
+        left.name: _entry((one, left, tables[0].dtype, device), (other, right, tables[1].dtype, device))
+        for left, right in zip(tables[0].entries, tables[1].entries, strict=True)
+    }
     total = math.fsum(square for square, _ in parts.values())
     if not 0.0 < total < math.inf:
         raise DataError("A gradient of this size cannot be compared with", got=f"norm² {total}", where=str(one))
@@ -74,20 +83,29 @@ def _ratio(apart: float, square: float) -> float:
     return math.sqrt(apart / square) if square else math.inf
 
 
-def _entry(one: Path, other: Path, entry: Stored, dtype: str) -> tuple[float, float]:
+def _has_gpu() -> bool:
+    import torch  # noqa: PLC0415 - nothing else here needs it
+
+    return torch.cuda.is_available()
+
+
+_Where: TypeAlias = tuple[Path, Stored, str, str]
+"""File, entry, dtype, and the device to compute on."""
+
+
+def _entry(one: _Where, other: _Where) -> tuple[float, float]:
     """Sum of squares of the first, and of the difference."""
     square = apart = 0.0
-    for left, right in zip(_blocks(one, entry, dtype), _blocks(other, entry, dtype), strict=True):
+    for left, right in zip(_blocks(*one), _blocks(*other), strict=True):
         square += float(left.square().sum())
         apart += float((left - right).square().sum())
     return square, apart
 
 
-def _blocks(file: Path, entry: Stored, dtype: str) -> Iterator[Tensor]:
+def _blocks(file: Path, entry: Stored, dtype: str, device: str) -> Iterator[Tensor]:
     """The numbers of an entry in float64, at most `BLOCK_NUMBERS` at a time."""
     import torch  # noqa: PLC0415 - nothing else here needs it
 
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     kind: torch.dtype = getattr(torch, dtype)
     size = BLOCK_NUMBERS * kind.itemsize
     with file.open("rb", buffering=0) as stream:

@@ -35,8 +35,9 @@ class Machine(Struct, frozen=True, kw_only=True):
     memory_bytes: int
     system: str
     gpu: str = ""
-    """The one that the bench uses; empty: none."""
+    """The one that the bench uses, or those; empty: none."""
     gpu_bytes: int = 0
+    """Of one."""
     driver: str = ""
     """Of the GPU."""
 
@@ -71,11 +72,12 @@ class Software(Struct, frozen=True, kw_only=True):
         return ", ".join(parts)
 
 
-def read_machine(gpu: int | None = None) -> Machine:
+def read_machine(gpu: int | None = None, gpus: int = 1) -> Machine:
     """This one.
 
     Args:
         gpu: the GPU that is used, as nvidia-smi counts; None: none.
+        gpus: how many are used, from it on, all of a kind.
 
     Raises:
         ConfigError: the system does not say how much memory it has, or the GPU cannot be used.
@@ -90,7 +92,7 @@ def read_machine(gpu: int | None = None) -> Machine:
         cores=len(os.sched_getaffinity(0)),
         memory_bytes=memory_limit_bytes(),
         system=f"{_system()}, Linux {platform.release()}",
-        gpu="" if used is None else used.name,
+        gpu="" if used is None else f"{gpus} x {used.name}" if gpus > 1 else used.name,
         gpu_bytes=0 if used is None else used.total_bytes,
         driver="" if used is None else used.driver,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,6 +19,8 @@ from rollplex.journal.reader import Reader
 FORWARDS = (UnitKind.REFERENCE_PREFIX, UnitKind.ACTOR_PREFIX)
 METRICS_FILE, JOURNAL_FILE = "metrics.jsonl", "journal.sqlite"
 PROMPT_LENGTH = "prompts/mean_length"
+_IDLE = re.compile(r"^time/(idle/\d+:\d+)_s$", re.MULTILINE)
+"""Of a device, node:number."""
 Metrics: TypeAlias = Mapping[str, object]
 
 
@@ -121,7 +124,13 @@ def _phases(row: Metrics) -> dict[str, float]:
     """Seconds of one iteration, and of the phases that it is made of."""
     whole = _number(row, "time/step_s")
     phases = {name: _number(row, f"time/{name}_s", 0.0) for name in PHASES if name != "other"}
-    return {"iteration": whole, **phases, "other": max(0.0, whole - sum(phases.values()))}
+    return {"iteration": whole, **phases, "other": max(0.0, whole - sum(phases.values())), **_devices(row)}
+
+
+def _devices(row: Metrics) -> dict[str, float]:
+    """Where there are several devices: seconds of copying after the update, and in which each had nothing to do."""
+    idle = {name: _number(row, f"time/{name}_s") for name in _IDLE.findall("\n".join(row))}
+    return {"publish": _number(row, "time/publish_s"), **idle} if idle else {}
 
 
 def _units(units: Sequence[UnitDone]) -> dict[str, float]:

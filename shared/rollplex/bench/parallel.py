@@ -4,12 +4,14 @@
       └─► each layout and iteration: a node that goes on from the checkpoint before it and replays its responses ─►
           gradient against gradient, bytes copied after the update, how long that took, how long devices were idle
 
+In bfloat16 a layout may differ by `TIMES` what one device differs by: from its own repetition, and from the first
+iteration in float32, whose weights are the same (numbers are rounded at other places then, as they are by ranks).
+
 Each comparison is on disk before the next node: the same folder goes on where it ended.
 """
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,9 +23,11 @@ from msgspec import Struct
 
 from rollplex.bench.folder import write_whole
 from rollplex.bench.gradient_files import Difference, difference
-from rollplex.bench.gradients import BOUNDS
+from rollplex.bench.gradients import BOUNDS, TIMES
+from rollplex.bench.machine import read_machine, read_software
 from rollplex.bench.measure import read_metrics
 from rollplex.bench.nodes import Command, Node, run_node, start_command
+from rollplex.bench.placement import Placement
 from rollplex.bench.tables import Table
 from rollplex.checkpoint.folder import CHECKPOINTS
 from rollplex.cli.start import Prepared, resume_command
@@ -33,38 +37,16 @@ from rollplex.errors import ConfigError
 from rollplex.layout.parallel.degrees import RolloutLayout, TrainingLayout
 from rollplex.layout.parallel.plan import plan
 from rollplex.layout.parallel.tally import tally
-from rollplex.layout.parameters import GRADIENTS, gradient_table, parameter_table
+from rollplex.layout.parameters import GRADIENTS, ParameterTable, gradient_table, parameter_table
 from rollplex.layout.shape import read_shape
 
-_LAYOUT: Final = re.compile(r"(\d+)x(\d+)/(\d+)x(\d+)")
 _SAME: Final = ("eval=[]", "run.alternate=[]", "run.schedule=serial", "rollout.sglang.own_weights=false")
+AGAIN: Final = Placement(training=1, replicas=1, rollout=1, engines=1)
+"""One device once more: what the hardware itself makes of the same work."""
+_FLOAT32: Final = "float32"
 _ACCEPTED: Final = ("parallel", "rollout", "batching", "run")
 """A node that goes on from the one device's checkpoint differs in these, which is what is to be compared."""
 RunNode = Callable[[Node, Command], Path]
-
-
-class Layout(Struct, frozen=True, kw_only=True):
-    """Degrees and numbers of teams: training TP x replicas / rollout TP x engines, on the same devices."""
-
-    training: int
-    replicas: int
-    rollout: int
-    engines: int
-
-    @property
-    def devices(self) -> int:
-        return self.training * self.replicas
-
-    @property
-    def overrides(self) -> tuple[str, ...]:
-        return (
-            f"parallel.devices={self.devices}",
-            f"parallel.training={self.training}",
-            f"parallel.rollout={self.rollout}",
-        )
-
-    def __str__(self) -> str:
-        return f"{self.training}x{self.replicas}/{self.rollout}x{self.engines}"
 
 
 class Found(Struct, frozen=True, kw_only=True):
@@ -86,17 +68,38 @@ class Compared(Struct, frozen=True, kw_only=True):
     dtype: str
     command: str
     iterations: int
+    machine: str = ""
+    software: str = ""
     aliased_bytes: dict[str, int] = {}
     """By layout, of all devices."""
     found: dict[str, tuple[Found, ...]] = {}
     """By layout, in the order of iterations."""
 
+    rounding: Difference | None = None
+    """Of one device's first iteration in float32; None: not measured, or the model is in float32."""
+
+    @property
+    def noise(self) -> float | None:
+        """What one device's gradient differs by in bfloat16; None: not all of it is known."""
+        again = self.found.get(str(AGAIN))
+        if self.rounding is None or not again:
+            return None
+        return max(self.rounding.whole, *(one.difference.whole for one in again))
+
+    @property
+    def bound(self) -> float:
+        """What a layout's gradient may differ by."""
+        if self.dtype != "bfloat16":
+            return BOUNDS[self.dtype]
+        return BOUNDS[self.dtype] if self.noise is None else TIMES * self.noise
+
     @property
     def exceeded(self) -> tuple[str, ...]:
         """Layouts of which a gradient is further from the one device's than it may be."""
-        bound = BOUNDS[self.dtype]
         return tuple(
-            layout for layout, found in self.found.items() if not all(one.difference.whole <= bound for one in found)
+            layout
+            for layout, found in self.found.items()
+            if layout != str(AGAIN) and not all(one.difference.whole <= self.bound for one in found)
         )
 
 
@@ -107,7 +110,7 @@ class Wanted:
     Attributes:
         config: YAML file of the workload, of one device.
         overrides: `a.b=v` each.
-        layouts: as `parse_layouts` has them.
+        layouts: in the order of the result.
         iterations: so many of each.
         out: the folder.
         limit: so many nodes at most; 0: all.
@@ -116,7 +119,7 @@ class Wanted:
 
     config: Path
     overrides: Sequence[str]
-    layouts: Sequence[Layout]
+    layouts: Sequence[Placement]
     iterations: int
     out: Path
     limit: int = 0
@@ -126,15 +129,6 @@ class Wanted:
 def run(node: Node, command: Command) -> Path:
     """As `run_node`, whose errors come out."""
     return run_node(node, command=command)
-
-
-def parse_layouts(text: str) -> tuple[Layout, ...]:
-    """Layouts such as 4x1/2x2, with commas.
-
-    Raises:
-        ConfigError: not one, or its two sides need different numbers of devices.
-    """
-    return tuple(_layout(part.strip()) for part in text.split(","))
 
 
 def compare_layouts(
@@ -161,16 +155,23 @@ def compare_layouts(
     if not runs.reference_is_there:
         say(f"one device: {wanted.iterations} iterations")
         runs.reference()
-    for layout in wanted.layouts:
+    rounded = config.model.dtype == "bfloat16"
+    for layout in (*((AGAIN,) if rounded else ()), *wanted.layouts):
         for step in range(len(compared.found.get(str(layout), ())), wanted.iterations):
             if not runs.another:
                 say(f"{wanted.limit} nodes were started; the same command goes on")
                 return compared
-            found = runs.compare(layout, step)
-            compared = _with(compared, layout, found, runs.aliased(layout))
-            text = msgspec.json.format(msgspec.json.encode(compared), indent=2)
-            write_whole(wanted.out / "parallel.json", text + b"\n")
-            say(f"{layout}, iteration {step}: differs by {found.difference.whole:.2e}")
+            compared = _with(compared, layout, runs.compare(layout, step), runs.aliased(layout))
+            _keep(wanted, compared)
+            say(f"{layout}, iteration {step}: differs by {compared.found[str(layout)][step].difference.whole:.2e}")
+        if rounded and compared.rounding is None:
+            if not runs.another:
+                say(f"{wanted.limit} nodes were started; the same command goes on")
+                return compared
+            rounding = runs.rounding()
+            compared = msgspec.structs.replace(compared, rounding=rounding)
+            _keep(wanted, compared)
+            say(f"one device in float32, iteration 0: differs by {rounding.whole:.2e}")
     return compared
 
 
@@ -198,6 +199,22 @@ def table_of(compared: Compared) -> Table:
     return Table(head=head, rows=rows)
 
 
+def notes(compared: Compared) -> list[str]:
+    """On what it was measured, and within which noise."""
+    lines = [f"{compared.machine}; {compared.software}; {compared.dtype}."]
+    if compared.dtype == "bfloat16":
+        again = [one.difference.whole for one in compared.found.get(str(AGAIN), ())]
+        repeated = f"{max(again):.2e}" if again else "not known yet"
+        rounded = f"{compared.rounding.whole:.2e}" if compared.rounding else "not known yet"
+        lines.append(
+            f"Noise of one device: {repeated} when its own iterations are repeated ({AGAIN} in the table), {rounded} "
+            f"between its first iteration and the same in float32. A layout may differ by {TIMES:g} times the larger."
+        )
+    within = "; ".join(compared.exceeded)
+    lines.append(f"Bound {compared.bound:.1e}: " + (f"exceeded by {within}." if within else "none exceeds it."))
+    return lines
+
+
 class _Runs:
     """The nodes of one comparison, no more than may be started."""
 
@@ -207,7 +224,8 @@ class _Runs:
         self._run = run
         self._made = 0
         self._shape = read_shape(config.model.path)
-        self._model = parameter_table(self._shape, dtype=config.model.dtype, freeze_vision=config.model.freeze_vision)
+        self._freeze_vision = config.model.freeze_vision
+        self._model = parameter_table(self._shape, dtype=config.model.dtype, freeze_vision=self._freeze_vision)
         self._table = gradient_table(self._model)
         self._one = wanted.out / "runs" / "one"
 
@@ -221,32 +239,21 @@ class _Runs:
 
     def reference(self) -> None:
         """The run of one device."""
+        iterations = self._wanted.iterations
         recorded = (
             *("run.log_tokens=true", f"run.log_completions={self._prompts}", "run.keep_gradients=true"),
-            *("checkpoint.every=1", f"checkpoint.keep={self._wanted.iterations}", "parallel.devices=1"),
+            *AGAIN.overrides,
+            f"checkpoint.every={1 if iterations > 1 else 0}",  # the first goes on from the model folder
+            *(f"checkpoint.keep={iterations}", "checkpoint.at_end=false"),
         )
         self._node("one", recorded, self._wanted.iterations, start_command)
 
-    def compare(self, layout: Layout, step: int) -> Found:
+    def compare(self, layout: Placement, step: int) -> Found:
         """One iteration under a layout, from the weights that the one device had."""
         name = f"{layout}-{step}".replace("/", "-")
-        overrides = (
-            *layout.overrides,
-            *("run.keep_gradients=true", "run.log_tokens=false", "run.log_completions=0", "run.sample_every=0"),
-            *("checkpoint.every=0", "checkpoint.at_end=false"),
-            *("rollout.engine=replay", f"rollout.replay={(self._one / 'completions.jsonl').absolute()}"),
-        )
-        run_dir = self._node(name, overrides, 1, self._going_on_from(name, step) if step else start_command)
-        kept = _gradient(run_dir, step)
-        if not kept.is_file():
-            raise ConfigError(
-                "A replayed iteration made no update, so that there is no gradient to compare",
-                do="Give the bench rewards that differ within a group.",
-                where=str(run_dir),
-            )
-        found = difference(_gradient(self._one, step), kept, self._table)
+        run_dir = self._replay(name, layout.overrides, self._going_on_from(name, step) if step else start_command)
+        found = self._difference(run_dir, step, self._table)
         row = read_metrics(run_dir)[-1]
-        kept.unlink()
         return Found(
             difference=found,
             refreshed_bytes=int(_number(row, "refreshed_bytes")),
@@ -256,8 +263,40 @@ class _Runs:
             idle_s=tuple(_number(row, f"time/idle/0:{device}_s") for device in range(layout.devices)),
         )
 
-    def aliased(self, layout: Layout) -> int:
+    def rounding(self) -> Difference:
+        """One device's first iteration, in float32."""
+        model = parameter_table(self._shape, dtype=_FLOAT32, freeze_vision=self._freeze_vision)
+        run_dir = self._replay(_FLOAT32, [*AGAIN.overrides, f"model.dtype={_FLOAT32}"], start_command)
+        return self._difference(run_dir, 0, gradient_table(model))
+
+    def _replay(self, name: str, overrides: Sequence[str], command: Command) -> Path:
+        """A node with the one device's responses, which keeps its gradient."""
+        responses = (self._one / "completions.jsonl").absolute()
+        replayed = (
+            *("run.keep_gradients=true", "run.log_tokens=false", "run.log_completions=0", "run.sample_every=0"),
+            *("checkpoint.every=0", "checkpoint.at_end=false"),
+            *("rollout.engine=replay", f"rollout.replay={responses}"),
+        )
+        return self._node(name, [*overrides, *replayed], 1, command)
+
+    def _difference(self, run_dir: Path, step: int, table: ParameterTable) -> Difference:
+        """Of a node's gradient, which is then gone."""
+        kept = _gradient(run_dir, step)
+        if not kept.is_file():
+            raise ConfigError(
+                "A replayed iteration made no update, so that there is no gradient to compare",
+                do="Give the bench rewards that differ within a group.",
+                where=str(run_dir),
+            )
+        # Not on a GPU: the next node wants it for itself, and this process would have a context there.
+        found = difference(_gradient(self._one, step), kept, self._table, table, on_gpu=False)
+        kept.unlink()
+        return found
+
+    def aliased(self, layout: Placement) -> int:
         """Bytes that training and rollout share without a copy, on all devices."""
+        if layout.apart:
+            return 0
         degrees = TrainingLayout(degree=layout.training), RolloutLayout(degree=layout.rollout)
         group = plan(self._model, self._shape, *degrees).devices
         one = sum(tally(device, header_bytes=self._model.header_bytes).aliased for device in group)
@@ -298,19 +337,6 @@ class _Runs:
         return self._run(node, command)
 
 
-def _layout(text: str) -> Layout:
-    match = _LAYOUT.fullmatch(text)
-    numbers = [int(number) for number in match.groups()] if match else []
-    if not numbers or 0 in numbers or numbers[0] * numbers[1] != numbers[2] * numbers[3]:
-        raise ConfigError(
-            "This is no layout of devices",
-            got=text,
-            needed="training TP x replicas / rollout TP x engines, with as many devices on both sides: 4x1/2x2",
-        )
-    training, replicas, rollout, engines = numbers
-    return Layout(training=training, replicas=replicas, rollout=rollout, engines=engines)
-
-
 def _gradient(run_dir: Path, step: int) -> Path:
     return run_dir / GRADIENTS / f"step_{step}.bin"
 
@@ -321,7 +347,7 @@ def _number(row: Mapping[str, object], name: str) -> float:
     return float(value)
 
 
-def _with(compared: Compared, layout: Layout, found: Found, aliased: int) -> Compared:
+def _with(compared: Compared, layout: Placement, found: Found, aliased: int) -> Compared:
     name = str(layout)
     return msgspec.structs.replace(
         compared,
@@ -330,9 +356,21 @@ def _with(compared: Compared, layout: Layout, found: Found, aliased: int) -> Com
     )
 
 
+def _keep(wanted: Wanted, compared: Compared) -> None:
+    text = msgspec.json.format(msgspec.json.encode(compared), indent=2)
+    write_whole(wanted.out / "parallel.json", text + b"\n")
+
+
 def _read(wanted: Wanted, config: Config) -> Compared:
     file = wanted.out / "parallel.json"
-    fresh = Compared(dtype=config.model.dtype, command=wanted.command, iterations=wanted.iterations)
+    devices = max(layout.devices for layout in wanted.layouts)
+    fresh = Compared(
+        dtype=config.model.dtype,
+        command=wanted.command,
+        iterations=wanted.iterations,
+        machine=read_machine(config.device.gpu if config.device.kind == "cuda" else None, devices).text,
+        software=read_software().text,
+    )
     if not file.is_file():
         return fresh
     try:

@@ -148,7 +148,7 @@ def measure_refresh(wanted: Wanted, *, say: Callable[[str], None]) -> Refreshed:
     wanted.out.mkdir(parents=True, exist_ok=True)
     model = write_shape(preset, wanted.out / "model")
     found = Refreshed(
-        machine=read_machine(wanted.gpu if gpus else None),
+        machine=read_machine(wanted.gpu if gpus else None, devices),
         software=read_software(),
         gpus=tuple(f"{gpu.name} {gpu.uuid}" for gpu in gpus),
         preset=preset.name,

@@ -63,6 +63,8 @@ class Row(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                                                               begin to the last end
         score_units suffix_units                              units of responses
         generate prefill decode                               units of rollout; prefill and decode if the run says
+        publish idle/0:1                                      of several devices: copies after the update; the time in
+                                                              which a device (node:number) had nothing to do
     """
 
     repeat: int

@@ -164,7 +164,7 @@ def _prepare(plan: Plan) -> tuple[Made, Facts]:
     assert configs, "a bench has modes"
     facts, data, model = read_facts(base, first=plan.warmup, end=plan.iterations)
     made = Made(
-        machine=read_machine(base.device.gpu if base.device.kind == "cuda" else None),
+        machine=read_machine(base.device.gpu if base.device.kind == "cuda" else None, base.parallel.devices),
         software=read_software(),
         config=base.model_dump(mode="json"),
         data=data,

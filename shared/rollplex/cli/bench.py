@@ -13,6 +13,7 @@ from rollplex.bench.gap import read_gaps, tables
 from rollplex.bench.gradients import Comparison, compare_gradients, table_of
 from rollplex.bench.lengths import parse_lengths
 from rollplex.bench.nodes import Job, Node, StoppedError, run_node, run_row
+from rollplex.bench.placement import parse_placements
 from rollplex.bench.plot import check_plot, write_plot
 from rollplex.bench.recipe import parse_device
 from rollplex.bench.report import report
@@ -156,7 +157,7 @@ def bench_parallel(
     wanted = parallel.Wanted(
         config=config,
         overrides=overrides,
-        layouts=parallel.parse_layouts(layouts),
+        layouts=parse_placements(layouts),
         iterations=iterations,
         out=out,
         limit=limit,
@@ -171,6 +172,9 @@ def bench_parallel(
     table = parallel.table_of(compared)
     for line in in_markdown(table) if markdown else plain(table):
         say(line)
+    say("")
+    for line in parallel.notes(compared):
+        say(f"- {line}" if markdown else line)
     return EXIT_FAILED if compared.exceeded else 0
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from rollplex.bench import placements as placed
 from rollplex.bench import refresh
+from rollplex.bench.nodes import Job, StoppedError, run_row, run_together
 from rollplex.bench.placement import parse_placements
 from rollplex.bench.recipe import parse_device
+from rollplex.bench.rows import Row, choose_modes
 from rollplex.bench.tables import markdown as in_markdown
 from rollplex.bench.tables import plain
 from rollplex.cli.output import say
@@ -55,3 +59,61 @@ def bench_refresh(
         say(f"- {line}" if markdown else line)
     say(f"kept in {out / 'refresh.json'}")
     return 0 if found.same else EXIT_FAILED
+
+
+def bench_placements(
+    config: Path,
+    *,
+    overrides: Sequence[str],
+    placements: str,
+    modes: str,
+    repeats: int,
+    iterations: int,
+    warmup: int,
+    limit: int,
+    together: bool,
+    out: Path | None,
+    runs_dir: Path,
+    markdown: bool,
+    command: str,
+    run: Callable[[Job], Row] = run_row,
+    run_all: Callable[[Sequence[Job]], Sequence[Row]] = run_together,
+) -> int:
+    """Run the bench and print its table; 0, or as a signal has it.
+
+    Args:
+        out: the bench's folder; None: a new one in `runs_dir`.
+        run, run_all: measure one row, and several that take turns.
+
+    Raises:
+        RollplexError: as `run_placements`.
+    """
+    out = (out or fresh(runs_dir, f"placements-{timestamp()}")).absolute()
+    wanted = placed.Wanted(
+        config=config,
+        overrides=overrides,
+        placements=parse_placements(placements),
+        schedules=[mode.schedule for mode in choose_modes(modes, "shared")],
+        repeats=repeats,
+        iterations=iterations,
+        warmup=warmup,
+        out=out,
+        limit=limit,
+        together=together,
+        command=command,
+    )
+    say(f"folder {out}")
+    try:
+        found = placed.run_placements(wanted, say=say, run=run, run_all=run_all)
+    except StoppedError as stopped:
+        say(f"{stopped}; the rows before are kept, and the same command with --out {out} goes on")
+        return stopped.exit_code
+    table = placed.table_of(found)
+    say("")
+    for line in in_markdown(table) if markdown else plain(table):
+        say(line)
+    say("")
+    for line in placed.notes(found):
+        say(f"- {line}" if markdown else line)
+    say(f"kept in {out / placed.FILE}")
+    return 0

@@ -1,4 +1,4 @@
-"""`rollplex bench`: schedules, workload, gradients, parallel, refresh, gap, hbm, memory."""
+"""`rollplex bench`: schedules, workload, gradients, parallel, refresh, placements, gap, hbm, memory."""
 
 from __future__ import annotations
 
@@ -199,6 +199,7 @@ def parallel(
 
 
 bench.command()(bench_devices.refresh)
+bench.command()(bench_devices.placements)
 
 RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Of a run that has ended, or goes on.")]
 

@@ -53,3 +53,54 @@ def refresh(
         command=shlex.join(["rollplex", *sys.argv[1:]]),
     )
     raise typer.Exit(code)
+
+
+def placements(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the workload.")],
+    *,
+    places: Annotated[
+        str,
+        typer.Option(
+            "--placements",
+            metavar="LIST",
+            help="Training TP x replicas / rollout TP x engines, with commas; +: devices of their own.",
+        ),
+    ] = "2x1/1x2,1x1+1x1",
+    modes: Annotated[str, typer.Option(metavar="LIST", help="Schedules, with commas.")] = "serial,overlap,stream",
+    repeats: Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="How often each row is measured.")] = 3,
+    iterations: Annotated[int, typer.Option(min=1, metavar="N", help="Iterations of each row.")] = 4,
+    warmup: Annotated[int, typer.Option(min=0, metavar="N", help="So many first ones of each do not count.")] = 1,
+    only: Annotated[int, typer.Option(min=0, metavar="N", help="At most so many rows now; the next call goes on.")] = 0,
+    together: Annotated[
+        bool,
+        typer.Option("--together/--alone", help="A placement's schedules take turns in one node, or not."),
+    ] = True,
+    out: Out = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="A.B=V", help="Override a key of CONFIG. May be repeated.")
+    ] = None,
+    markdown: Markdown = False,
+) -> None:
+    """Compare placements on several devices.
+
+    Runs CONFIG with the rollout on the devices that train, and on devices of its own: seconds of an iteration, and how
+    long each device is idle. What is measured is kept row by row: the same command with the same --out goes on.
+    """
+    from rollplex.cli.bench_devices import bench_placements  # noqa: PLC0415 - help stays quick
+
+    code = bench_placements(
+        config,
+        overrides=set_ or [],
+        placements=places,
+        modes=modes,
+        repeats=repeats,
+        iterations=iterations,
+        warmup=warmup,
+        limit=only,
+        together=together,
+        out=out,
+        runs_dir=read_environment().runs_dir,
+        markdown=markdown,
+        command=shlex.join(["rollplex", *sys.argv[1:]]),
+    )
+    raise typer.Exit(code)
