@@ -5,6 +5,10 @@ Everything is reached through the `kit` fixture, because test modules cannot imp
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -255,6 +259,26 @@ class Kit:
         logp = torch.log_softmax(logits[:, keep], -1)
         picked = logp[torch.arange(len(response)), places[response]]
         return picked, -(logp.exp() * logp).sum(-1)
+
+    def found_by_ranks(
+        self, folder: Path, jobs: list[dict[str, Any]], ranks: int, deadline_s: float, **more: Any
+    ) -> dict[str, list[dict[str, Any]]]:
+        """By job: what each rank of `parallel_ranks.py` has found."""
+        models = {(job["model"], job.get("tied", False)) for job in jobs if "model" in job}
+        folders = {f"{name} {tied}": str(self.folder(name, tied)) for name, tied in sorted(models)}
+        (folder / "jobs.json").write_text(json.dumps({"folders": folders, "jobs": jobs, **more}))
+        script, log = Path(__file__).with_name("parallel_ranks.py"), folder / "log"
+        with log.open("w") as to:
+            code = subprocess.call(
+                [sys.executable, str(script), str(folder), str(ranks), str(deadline_s)],
+                stdout=to,
+                stderr=subprocess.STDOUT,
+                env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+                timeout=deadline_s + 20,
+            )
+        assert code == 0, log.read_text()[-6000:]
+        results = [json.loads((folder / f"found.{rank}.json").read_text()) for rank in range(ranks)]
+        return {job["name"]: [result[job["name"]] for result in results] for job in jobs}
 
     @staticmethod
     def leaves(state: PrefixState) -> PrefixState:

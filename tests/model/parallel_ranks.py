@@ -3,21 +3,25 @@
     python parallel_ranks.py FOLDER RANKS SECONDS
 
 Each reads FOLDER/jobs.json, meets the others by a file in FOLDER, runs all jobs, and writes what they found as
-FOLDER/found.RANK.json. Every rank compares the gathered gradients with those of the whole model in its own process.
+FOLDER/found.RANK.json. Every rank compares the gathered gradients with those of the whole model in its own process, on
+its host. With `uuids` in jobs.json each rank computes on a GPU of its own, the only one that it sees.
 """
 
 from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import sys
 import time
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -29,13 +33,16 @@ from rollplex.layout.parallel.plan import DevicePlan, Parameter, plan
 from rollplex.layout.parallel.split import Split
 from rollplex.layout.parallel.training import gradient_plan
 from rollplex.memory.tensors import DTYPES
+from rollplex.model.batch import PromptBatch
 from rollplex.model.decode import Decoder
+from rollplex.model.device import HOST
 from rollplex.model.parallel.build import build_parallel
 from rollplex.model.parallel.group import Groups, TensorGroup, meet
 from rollplex.model.parallel.views import shard_views
 from rollplex.model.prefix import prefix_backward, prefix_forward
+from rollplex.model.setup import prepare_torch
 from rollplex.model.suffix import suffix_forward
-from rollplex.protocol.common import Parallel
+from rollplex.protocol.common import Memory, ModelSpec, Parallel
 
 CASES: dict[str, list[list[Any]]] = {
     "text": [[7], [4]],
@@ -50,13 +57,14 @@ TEMPERATURE, ENTROPY = 0.9, 0.3
 class Rank:
     """What all jobs of this process share."""
 
-    def __init__(self, kit: Kit, rank: int, groups: Groups) -> None:
+    def __init__(self, kit: Kit, rank: int, groups: Groups, device: torch.device) -> None:
         self.kit = kit
         self.rank = rank
         self.pairs = groups
+        self.device = device
         all_ranks = dist.new_group(timeout=DEADLINE)
         assert isinstance(all_ranks, dist.ProcessGroup)
-        self._everyone = TensorGroup(rank=rank, size=4, process_group=all_ranks)
+        self._everyone = TensorGroup(rank=rank, size=dist.get_world_size(), process_group=all_ranks)
 
     def tensor_group(self, degree: int) -> TensorGroup:
         return self._everyone if degree == 4 else self.pairs.tensor
@@ -80,13 +88,14 @@ def run(rank: Rank, job: dict[str, Any]) -> dict[str, Any]:
         group.rank
     ]
     item = whole.table.item_bytes
-    segment = torch.full((device.storage.total_bytes // item,), float("nan"), dtype=DTYPES[job["dtype"]])
+    numbers, dtype = device.storage.total_bytes // item, DTYPES[job["dtype"]]
+    segment = torch.full((numbers,), float("nan"), dtype=dtype, device=rank.device)
     views = shard_views(segment, device.training)
     for parameter in device.training:
         take = (group.rank + 1) % degree if job.get("wrong") == parameter.name else group.rank
         views[parameter.name].copy_(shard(whole.views, parameter, layout, take))
     arena_plan = gradient_plan(whole.table, whole.shape, layout, dtype=job["dtype"]).devices[group.rank]
-    arena = torch.zeros(arena_plan.storage.total_bytes // item, dtype=segment.dtype)
+    arena = torch.zeros(arena_plan.storage.total_bytes // item, dtype=dtype, device=rank.device)
     gradients = shard_views(arena, arena_plan.training)
     model = build_parallel(
         whole.folder,
@@ -96,10 +105,11 @@ def run(rank: Rank, job: dict[str, Any]) -> dict[str, Any]:
         views,
         gradients=gradients,
         group=group,
+        fused=job.get("fused", False),
     )
     cases = job["cases"]
     mine = cases[rank.rank // degree % len(cases)]
-    ours = passes(kit, model, mine, job)
+    ours = passes(kit, model, mine, job, rank.device)
     shape = [len(CASES[mine]), whole.shape.kv_heads // degree, ours["tokens"], whole.shape.head_dim]
     if ours["keys"] != shape:
         raise AssertionError(f"keys {ours['keys']}, needed {shape}")
@@ -130,13 +140,15 @@ def absent(us: Rank) -> dict[str, Any]:
     return {}
 
 
-def passes(kit: Kit, model: Any, case: str, job: dict[str, Any]) -> dict[str, Any]:
-    """Prefix, suffix and prefix backward, as the two services do it, then two steps of decoding."""
+def passes(kit: Kit, model: Any, case: str, job: dict[str, Any], device: torch.device = HOST) -> dict[str, Any]:
+    """Prefix, suffix and prefix backward, as the two services do it, then two steps of decoding. Results are in host
+    memory."""
     name, dtype = job["model"], DTYPES[job["dtype"]]
     samples = [kit.sample(parts, seed, name) for seed, parts in enumerate(CASES[case])]
     tokens, lengths = kit.responses(LENGTHS * len(samples), 7)
     weight = torch.randn(tokens.shape, generator=torch.Generator().manual_seed(3), dtype=dtype)
-    batch = kit.batch(samples)
+    batch = on(kit.batch(samples), device)
+    tokens, lengths, weight = tokens.to(device), lengths.to(device), weight.to(device)
     state = prefix_forward(model, batch, grad=True, layers=job.get("layers", False))
     leaves = kit.leaves(state)
     out = suffix_forward(model, leaves, tokens, lengths, temperature=TEMPERATURE, never_sampled=kit.NEVER, entropy=True)
@@ -150,12 +162,24 @@ def passes(kit: Kit, model: Any, case: str, job: dict[str, Any]) -> dict[str, An
     decoder = Decoder(model, still, 1, 2)
     logits = torch.stack([decoder.first_logits(), decoder.step(tokens[:: len(LENGTHS), 0])])
     return {
-        "logprobs": out.logprobs.detach(),
-        "entropy": out.entropy.detach(),
-        "logits": logits,
+        "logprobs": out.logprobs.detach().to(HOST),
+        "entropy": out.entropy.detach().to(HOST),
+        "logits": logits.to(HOST),
         "keys": list(state.keys[0].shape),
         "tokens": batch.tokens,
     }
+
+
+def on(batch: PromptBatch, device: torch.device) -> PromptBatch:
+    """The batch there."""
+    return replace(
+        batch,
+        ids=batch.ids.to(device),
+        positions=batch.positions.to(device),
+        lengths=batch.lengths.to(device),
+        next_positions=batch.next_positions.to(device),
+        pixel_rows=None if batch.pixel_rows is None else batch.pixel_rows.to(device),
+    )
 
 
 def shard(stored: dict[str, Tensor], parameter: Parameter, layout: TrainingLayout, rank: int) -> Tensor:
@@ -178,7 +202,7 @@ def axis(split: Split) -> int:
 
 def compare(kit: Kit, group: TensorGroup, arena: Tensor, device: DevicePlan, whole: Store) -> dict[str, Any]:
     """Gradients of all ranks put together, against those of the whole model."""
-    arenas = [shard_views(other, device.training) for other in group.gather(arena)]
+    arenas = [shard_views(other.to(HOST), device.training) for other in group.gather(arena)]
     ours, theirs, same = dict[str, Tensor](), dict[str, Tensor](), True
     for parameter in device.training:
         split, name = parameter.stored.split, parameter.name
@@ -217,6 +241,11 @@ def main(folder: Path, rank: int, ranks: int) -> None:
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(mode=True)
     given = json.loads((folder / "jobs.json").read_text())
+    device = HOST
+    if "uuids" in given:
+        os.environ["CUDA_VISIBLE_DEVICES"] = given["uuids"][rank]
+        spec = ModelSpec(path="", dtype="float32", freeze_vision=False, table_hash="", never_sampled=())
+        device = prepare_torch(msgspec.structs.replace(spec, device=Memory.CUDA))
     place = Parallel(
         training=2,
         rank=rank % 2,
@@ -226,7 +255,7 @@ def main(folder: Path, rank: int, ranks: int) -> None:
         collective_s=DEADLINE.total_seconds(),
     )
     kit = Kit(lambda name, tied: Path(given["folders"][f"{name} {tied}"]))
-    us, found = Rank(kit, rank, meet(place, 2)), dict[str, Any]()
+    us, found = Rank(kit, rank, meet(place, 2, device), device), dict[str, Any]()
     for job in given["jobs"]:
         if job.get("exact"):
             compute_exactly(setattr)

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 from itertools import product
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.distributed import ProcessGroup
 
 from rollplex.layout.kv import KvLayout
+from rollplex.layout.parallel.degrees import RolloutLayout, TrainingLayout
+from rollplex.layout.parallel.plan import plan
+from rollplex.layout.parallel.rank import rank_shape
+from rollplex.layout.parallel.training import gradient_plan
 from rollplex.layout.vision import VisionShape
 from rollplex.memory import predict
+from rollplex.memory.tensors import DTYPES
 from rollplex.model.build import build
 from rollplex.model.decode import Decoder
 from rollplex.model.logprob import forbidden_ids
 from rollplex.model.measure import GraphMeter, ScratchMeter, storage_bytes
+from rollplex.model.parallel.build import build_parallel
+from rollplex.model.parallel.group import TensorGroup
+from rollplex.model.parallel.views import shard_views
 from rollplex.model.prefix import prefix_forward
 from rollplex.model.suffix import suffix_forward
 from rollplex.model.vision import vision_plan
@@ -78,6 +87,55 @@ def test_what_fused_modules_keep_is_predicted_within_the_bound(kit: Any, name: s
             fused=True,
         )
         assert said == pytest.approx(held, rel=BOUND), prompts
+
+
+class Mute(TensorGroup):
+    """The first of several ranks, whose others add nothing."""
+
+    def _wait(self, collective: Any) -> None: ...
+
+
+def of_rank(kit: Any, store: Any, *, frozen: bool, fused: bool) -> Any:
+    """The model of one of two ranks, over numbers of no meaning."""
+    layout = TrainingLayout(degree=2)
+    device = plan(store.table, store.shape, layout, RolloutLayout(degree=1)).devices[0]
+    arena = gradient_plan(store.table, store.shape, layout).devices[0]
+    rows = [
+        torch.randn(one.storage.total_bytes // store.table.item_bytes).to(DTYPES[store.table.dtype]) * 0.02
+        for one in (device, arena)
+    ]
+    return build_parallel(
+        store.folder,
+        store.shape,
+        layout,
+        {p.name: p for p in device.training},
+        shard_views(rows[0], device.training),
+        gradients=shard_views(rows[1], arena.training),
+        group=Mute(rank=0, size=2, process_group=cast("ProcessGroup", object())),
+        fused=fused,
+    )
+
+
+@pytest.mark.parametrize(("dtype", "fused"), [("float32", False), ("bfloat16", True)])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_what_a_rank_keeps_is_predicted_within_the_bound(kit: Any, frozen: bool, dtype: str, fused: bool) -> None:
+    for prompts in ("texts", "images"):
+        store, batch = prefix(kit, "gpu", prompts, frozen=frozen, dtype=dtype)
+        model = of_rank(kit, store, frozen=frozen, fused=fused)
+        with GraphMeter() as meter:
+            state = prefix_forward(model, batch, grad=True)
+        outside = (*model.parameters(), *(p.grad for p in model.parameters() if p.grad is not None))
+        held = meter.held_bytes((*state.keys, *state.values, state.last_hidden), excluding=outside)
+        said = predict.prefix_activation_bytes(
+            rank_shape(store.shape, TrainingLayout(degree=2)),
+            rows=batch.rows,
+            tokens=batch.tokens,
+            grids=batch.grids,
+            freeze_vision=frozen,
+            dtype=dtype,
+            fused=fused,
+        )
+        assert said == pytest.approx(held, rel=0.05), prompts
 
 
 @pytest.mark.parametrize(("dtype", "fused"), [("float32", False), ("bfloat16", False), ("float32", True)])

@@ -6,10 +6,6 @@ wherever a rank's training shards are not.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -46,6 +42,13 @@ SINGLE: dict[str, dict[str, Any]] = {
     "2 replicas of 2 ranks, text and images": {"model": "wide", "degree": 2, "cases": ["text", "images"]},
     "2 replicas of 2 ranks, images and text": {"model": "wide", "degree": 2, "cases": ["images", "text"]},
 }  # fmt: skip
+FUSED = (
+    "4 ranks, tied, over storage of rollout 2",
+    "2 ranks over storage of rollout 1, layer inputs kept",
+    "2 ranks, each with the whole vision tower",
+    "4 ranks, Qwen2-VL",
+)
+"""Of these also with the modules that a GPU has."""
 DOUBLE = ("2 ranks", "4 ranks", "4 ranks, Qwen2-VL", "2 replicas of 2 ranks, text and images")
 
 
@@ -61,6 +64,8 @@ def jobs() -> Iterator[dict[str, Any]]:
         "rollout": 1,
         "vision_sharded": False,
     }
+    for name in FUSED:
+        yield {"name": f"{name}, fused", "dtype": "float32", "fused": True, **SINGLE[name]}
     for name in DOUBLE:  # last, as they change transformers' classes
         yield {"name": f"{name}, float64", "dtype": "float64", "exact": True, **SINGLE[name]}
     yield {"name": "met"}
@@ -70,22 +75,9 @@ def jobs() -> Iterator[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def found(kit: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
     """By job: what each rank found."""
-    folder = tmp_path_factory.mktemp("ranks")
-    models = {(job["model"], job.get("tied", False)) for job in jobs() if "model" in job}
-    folders = {f"{name} {tied}": str(kit.folder(name, tied)) for name, tied in sorted(models)}
-    (folder / "jobs.json").write_text(json.dumps({"folders": folders, "jobs": list(jobs())}))
-    script, log = Path(__file__).with_name("parallel_ranks.py"), folder / "log"
-    with log.open("w") as to:
-        code = subprocess.call(
-            [sys.executable, str(script), str(folder), str(RANKS), str(DEADLINE_S)],
-            stdout=to,
-            stderr=subprocess.STDOUT,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-            timeout=DEADLINE_S + 20,
-        )
-    assert code == 0, log.read_text()[-6000:]
-    results = [json.loads((folder / f"found.{rank}.json").read_text()) for rank in range(RANKS)]
-    return {job["name"]: [result[job["name"]] for result in results] for job in jobs()}
+    results: dict[str, list[dict[str, Any]]]
+    results = kit.found_by_ranks(tmp_path_factory.mktemp("ranks"), list(jobs()), RANKS, DEADLINE_S)
+    return results
 
 
 def check(results: list[dict[str, Any]], bound: float) -> None:
@@ -102,6 +94,11 @@ def check(results: list[dict[str, Any]], bound: float) -> None:
 @pytest.mark.parametrize("name", SINGLE)
 def test_ranks_together_have_the_gradients_and_log_probabilities_of_the_whole_model(found: Any, name: str) -> None:
     check(found[name], 1e-5)
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_so_they_do_with_fused_modules(found: Any, name: str) -> None:
+    check(found[f"{name}, fused"], 2e-5)
 
 
 @pytest.mark.parametrize("name", DOUBLE)

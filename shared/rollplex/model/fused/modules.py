@@ -66,20 +66,18 @@ class Mlp(nn.Module):
         return ops.gate_linear(gate_up, self.down, self.down_bias)
 
 
-class TextAttention(nn.Module):
-    """The norm before it; q, k and v in one product; rotation; the pass's own attention; output projection."""
+class Attention(nn.Module):
+    """A text layer's, with the norm before it: rotation and the pass's own attention. What is around them, q, k and v
+    and the output projection, is for whom it is made."""
 
-    def __init__(self, norm: nn.Module, old: nn.Module, stored: Stored, name: str) -> None:
+    def __init__(self, norm: nn.Module, old: nn.Module, *, heads: int, kv_heads: int) -> None:
         super().__init__()
         self.norm = Norm(norm)
         source: Any = old
         self.layer_idx: int = source.layer_idx
         self.scaling: float = source.scaling
         self.head_dim: int = source.head_dim
-        self.heads, self.kv_heads = source.num_heads, source.num_key_value_heads
-        self.qkv = stored(f"{name}.qkv_proj.weight")
-        self.qkv_bias = stored(f"{name}.qkv_proj.bias")
-        self.out: nn.Parameter = source.o_proj.weight
+        self.heads, self.kv_heads = heads, kv_heads
 
     def forward(
         self,
@@ -92,12 +90,37 @@ class TextAttention(nn.Module):
     ) -> tuple[Tensor, None]:
         """hidden_states [B, T, hidden]; position_embeddings [B, T, D] each, from `Rotary`."""
         rows, tokens, _width = hidden_states.shape
-        qkv = ops.norm_linear(hidden_states, self.norm.weight, self.norm.eps, self.qkv, self.qkv_bias).flatten(0, 1)
+        qkv = self.projected(hidden_states).flatten(0, 1)
         cos, sin = (t.expand(rows, -1, -1).reshape(rows * tokens, -1) for t in position_embeddings)
         parts = ops.rotate(qkv, cos, sin, heads=self.heads, kv_heads=self.kv_heads, wide=False)
         query, key, value = (t.view(rows, tokens, -1, self.head_dim).transpose(1, 2) for t in parts)
         out, _none = text_attention(self, query, key, value, attention_mask, scaling=self.scaling, rollplex=rollplex)
-        return F.linear(out.reshape(rows, tokens, -1), self.out), None
+        return self.merged(out.reshape(rows, tokens, -1)), None
+
+    def projected(self, hidden: Tensor) -> Tensor:
+        """[..., hidden] -> q | k | v [..., (heads + 2 kv_heads) * D], normed before."""
+        raise NotImplementedError
+
+    def merged(self, heads: Tensor) -> Tensor:
+        """[..., heads * D] -> [..., hidden]."""
+        raise NotImplementedError
+
+
+class TextAttention(Attention):
+    """q, k and v in one product."""
+
+    def __init__(self, norm: nn.Module, old: nn.Module, stored: Stored, name: str) -> None:
+        source: Any = old
+        super().__init__(norm, old, heads=source.num_heads, kv_heads=source.num_key_value_heads)
+        self.qkv = stored(f"{name}.qkv_proj.weight")
+        self.qkv_bias = stored(f"{name}.qkv_proj.bias")
+        self.out: nn.Parameter = source.o_proj.weight
+
+    def projected(self, hidden: Tensor) -> Tensor:
+        return ops.norm_linear(hidden, self.norm.weight, self.norm.eps, self.qkv, self.qkv_bias)
+
+    def merged(self, heads: Tensor) -> Tensor:
+        return F.linear(heads, self.out)
 
 
 class Rotary(nn.Module):
@@ -120,8 +143,9 @@ class Rotary(nn.Module):
         return torch.cat([part[n % 3] for n, part in enumerate(parts)], -1)
 
 
-class VisionAttention(nn.Module):
-    """The vision tower's, with the norm before it, and the rotation in one kernel."""
+class VisionHeads(nn.Module):
+    """A vision block's attention, with the norm before it, and the rotation in one kernel. q, k and v are for whom it
+    is made."""
 
     def __init__(self, norm: nn.Module, old: nn.Module) -> None:
         super().__init__()
@@ -129,8 +153,7 @@ class VisionAttention(nn.Module):
         source: Any = old
         self.heads: int = source.num_heads
         self.scaling: float = source.scaling
-        self.qkv: nn.Linear = source.qkv
-        self.proj: nn.Linear = source.proj
+        self.proj: nn.Module = source.proj
 
     def forward(
         self,
@@ -143,14 +166,29 @@ class VisionAttention(nn.Module):
     ) -> Tensor:
         """hidden_states [N, hidden]; position_embeddings [N, D] each."""
         cos, sin = position_embeddings
-        qkv = ops.norm_linear(hidden_states, self.norm.weight, self.norm.eps, self.qkv.weight, self.qkv.bias)
-        parts = ops.rotate(qkv, cos, sin, heads=self.heads, kv_heads=self.heads, wide=True)
+        parts = ops.rotate(self.projected(hidden_states), cos, sin, heads=self.heads, kv_heads=self.heads, wide=True)
         query, key, value = (t.transpose(0, 1)[None] for t in parts)
         out, _none = vision_attention(
             self, query, key, value, None, scaling=self.scaling, cu_seq_lens_q=cu_seqlens, rollplex=rollplex
         )
         merged: Tensor = self.proj(out.reshape(hidden_states.shape[0], -1))
         return merged
+
+    def projected(self, hidden: Tensor) -> Tensor:
+        """[N, hidden] -> q | k | v [N, 3 * heads * D], normed before."""
+        raise NotImplementedError
+
+
+class VisionAttention(VisionHeads):
+    """q, k and v in one product."""
+
+    def __init__(self, norm: nn.Module, old: nn.Module) -> None:
+        super().__init__(norm, old)
+        source: Any = old
+        self.qkv: nn.Linear = source.qkv
+
+    def projected(self, hidden: Tensor) -> Tensor:
+        return ops.norm_linear(hidden, self.norm.weight, self.norm.eps, self.qkv.weight, self.qkv.bias)
 
 
 def fuse(model: Any, weights: Mapping[str, Tensor], gradients: Mapping[str, Tensor] | None) -> None:
@@ -164,8 +202,7 @@ def fuse(model: Any, weights: Mapping[str, Tensor], gradients: Mapping[str, Tens
     """
     stored = Stored(weights, gradients)
     text = model.model.language_model
-    section = tuple(int(n) for n in _section(text))
-    text.rotary_emb = Rotary(text.rotary_emb, section)
+    text.rotary_emb = merged_rotary(text)
     for number, layer in enumerate(text.layers):
         of = f"model.layers.{number}"
         layer.self_attn = TextAttention(layer.input_layernorm, layer.self_attn, stored, f"{of}.self_attn")
@@ -185,7 +222,8 @@ def fuse(model: Any, weights: Mapping[str, Tensor], gradients: Mapping[str, Tens
 _BLOCK = "visual.blocks.{}"
 
 
-def _section(text: Any) -> Any:
+def merged_rotary(text: Any) -> Rotary:
+    """In the place of a language model's."""
     config = text.config
     parameters = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    return parameters["mrope_section"]
+    return Rotary(text.rotary_emb, tuple(int(n) for n in parameters["mrope_section"]))

@@ -7,10 +7,11 @@ of what a layer would hold. Importing this imports no Triton: only the first use
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
+import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 from torch.autograd import Function
@@ -27,6 +28,27 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def norm_linear(x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
     """linear(rms_norm(x, norm, eps), weight, bias). Saves x and one number per row."""
     out: Tensor = _NormLinear.apply(x, norm, eps, weight, bias)  # type: ignore[no-untyped-call]
+    return out
+
+
+def norm_linears(
+    x: Tensor,
+    norm: Tensor,
+    eps: float,
+    weights: Sequence[Tensor],
+    *,
+    biases: Sequence[Tensor] = (),
+    add: Callable[[Tensor], object] | None = None,
+) -> Tensor:
+    """Several linear layers over one rms_norm, one behind the other: [..., W] -> [..., sum of their widths]. Saves x
+    and one number per row.
+
+    Args:
+        weights: whose storage may lie apart. biases: as many, or none.
+        add: of a rank that has a part of each layer: sums in place, over the ranks, what they have of the gradient of
+            the norm's output. None: all of it is here.
+    """
+    out: Tensor = _NormLinears.apply(x, norm, eps, add, len(weights), *weights, *biases)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -93,6 +115,57 @@ class _NormLinear(Function):
         )
         dx, d_norm = module.norm_backward(d @ weight, flat, norm, rstd, wanted=bool(ctx.needs_input_grad[1]))
         return dx.view_as(x), d_norm, None, d_weight, d_bias
+
+
+class _NormLinears(Function):
+    @staticmethod
+    def forward(  # noqa: PLR0917 - autograd passes arguments by position
+        ctx: Any,
+        x: Tensor,
+        norm: Tensor,
+        eps: float,
+        add: Callable[[Tensor], object] | None,
+        count: int,
+        *layers: Tensor,
+    ) -> Tensor:
+        x = x.contiguous()
+        weights, biases = layers[:count], layers[count:]
+        y, rstd = _module(x).norm_forward(x.flatten(0, -2), norm, eps)
+        ctx.save_for_backward(x, norm, rstd, *weights)
+        ctx.eps, ctx.add, ctx.biased = eps, add, bool(biases)
+        out = y.new_empty(y.shape[0], sum(len(weight) for weight in weights))
+        for number, part in enumerate(_columns(out, weights)):
+            if biases:
+                torch.addmm(biases[number], y, weights[number].t(), out=part)
+            else:
+                torch.mm(y, weights[number].t(), out=part)
+        whole: Tensor = out.view(*x.shape[:-1], -1)
+        return whole
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        x, norm, rstd, *weights = ctx.saved_tensors
+        flat = x.flatten(0, -2)
+        module = _module(x)
+        parts = _columns(grads[0].contiguous().flatten(0, -2), weights)
+        wanted = ctx.needs_input_grad[5:]
+        d_weights: list[Tensor | None] = [None for _ in weights]
+        if any(wanted[: len(weights)]):
+            y = module.norm_forward(flat, norm, ctx.eps)[0]
+            d_weights = [d.t() @ y if want else None for d, want in zip(parts, wanted, strict=False)]
+        d_biases = [d.sum(0) if want else None for d, want in zip(parts, wanted[len(weights) :], strict=False)]
+        dy = parts[0] @ weights[0]
+        for d, weight in zip(parts[1:], weights[1:], strict=True):
+            dy.addmm_(d, weight)
+        if ctx.add is not None:
+            ctx.add(dy)
+        dx, d_norm = module.norm_backward(dy, flat, norm, rstd, wanted=bool(ctx.needs_input_grad[1]))
+        return dx.view_as(x), d_norm, None, None, None, *d_weights, *d_biases
+
+
+def _columns(whole: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
+    """What each linear layer has of the columns [N, sum of widths]."""
+    return list(whole.split_with_sizes([len(weight) for weight in weights], 1))
 
 
 class _GateLinear(Function):

@@ -23,7 +23,8 @@ from rollplex.layout.parallel.degrees import TrainingLayout
 from rollplex.layout.parallel.kv import rank_shape
 from rollplex.layout.parallel.plan import Parameter
 from rollplex.layout.shape import ModelShape
-from rollplex.model.build import LM_HEAD, Model, assign, make_ready, parameter_over, without_storage
+from rollplex.model.build import LM_HEAD, Model, assign, make_ready, parameter_over, runs_fused, without_storage
+from rollplex.model.fused.ranks import fuse_rank
 from rollplex.model.parallel.group import TensorGroup, copied
 from rollplex.model.parallel.modules import PartedLinear, ShardedEmbedding, ShardedHead, SummedLinear
 from rollplex.model.parallel.vocabulary import VocabularyShard
@@ -40,6 +41,7 @@ def build_parallel(
     *,
     gradients: Mapping[str, Tensor] | None,
     group: TensorGroup,
+    fused: bool | None = None,
 ) -> Model:
     """Builds one rank's model over existing storage; nothing is copied or sent, and no weight file is read.
 
@@ -54,6 +56,7 @@ def build_parallel(
         gradients: the same for each that is trained: its .grad, so that a backward adds in place. None: no parameter
             needs a gradient.
         group: its process group's timeout is the deadline of every collective.
+        fused: run `rollplex.model.fused.ranks` instead of transformers' modules. None: on a GPU in bfloat16.
 
     Returns:
         As `rollplex.model.build.build`, for the same passes. K and V have this rank's heads alone; hidden states and
@@ -83,7 +86,11 @@ def build_parallel(
     first, stop = parameters[EMBEDDING].pieces[0].of
     shard = VocabularyShard(group=group, first=first, rows=stop - first, vocab=shape.vocab)
     _split_vocabulary(model, shard, made[EMBEDDING], made.get(LM_HEAD))
-    make_ready(model, next(iter(views.values())).device)
+    some = next(iter(views.values()))
+    make_ready(model, some.device)
+    if runs_fused(some) if fused is None else fused:
+        fuse_rank(model, group, vision_sharded=layout.vision_sharded)
+        model.train(False)  # the modules that it has put in as well
     return model
 
 
