@@ -47,7 +47,7 @@ class Site:
             link=link,
             fleet=SimpleNamespace(single=True),
             external_workers=False,
-            device=None,
+            gpus=None,
             config=SimpleNamespace(
                 rollout=SimpleNamespace(engine="transformers"),
                 http=SimpleNamespace(is_loopback=True),
