@@ -15,6 +15,7 @@ from rollplex.bench.facts import read_facts
 from rollplex.bench.layouts import mixed_layouts, mostly_vision, video_layout
 from rollplex.bench.lengths import Lengths, parse_lengths
 from rollplex.bench.pictures import Album, picture_size, pictures, save
+from rollplex.bench.placement import parse_placements
 from rollplex.bench.rewards import spread
 from rollplex.bench.workload import Wanted, Workload, question, write_workload
 from rollplex.cli.app import run
@@ -201,6 +202,13 @@ def test_a_workload_for_a_gpu_asks_for_sglang_and_bfloat16(tmp_path: Path) -> No
     config = load(write_workload(tmp_path, _wanted(vision_tokens=6, device="cuda")).config)
     assert (config.device.kind, config.model.dtype, config.rollout.engine) == ("cuda", "bfloat16", "sglang")
     assert config.memory.prefix_activations == "recompute_layers"
+
+
+def test_a_workload_for_several_devices_says_who_does_what(tmp_path: Path) -> None:
+    (placement,) = parse_placements("1x1+1x1")
+    found = load(write_workload(tmp_path, _wanted(vision_tokens=6, placement=placement)).config).parallel
+    assert (found.devices, found.training, found.rollout) == (2, 1, 1)
+    assert (found.placement, found.rollout_devices) == ("disaggregated", 1)
 
 
 def test_a_long_tail_has_its_mean_and_its_longest_and_half_of_it_is_short() -> None:

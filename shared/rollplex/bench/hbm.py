@@ -1,4 +1,4 @@
-"""The memory of a GPU against the books, phase by phase and over the iterations of one run, from its journal."""
+"""The memory of GPUs against the books, phase by phase and over the iterations of one run, from its journal."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from msgspec import Struct
 
 from rollplex.bench.tables import Table
 from rollplex.errors import DataError
-from rollplex.journal.events import DeviceReady, MemoryObserved
+from rollplex.journal.events import DeviceReady, LeaseGranted, MemoryObserved
 from rollplex.journal.reader import Reader
+from rollplex.protocol.common import Device, Kind
 
+STANDING: Final = (Kind.ACTOR_WEIGHTS, Kind.REFERENCE_WEIGHTS, Kind.GRADIENTS, Kind.OPTIMIZER_STATE)
 LIMIT: Final = 0.02
 """Of the device: so much may be held that leases and overhead do not explain, and so much may a peak grow."""
 
@@ -33,12 +35,15 @@ class PhasePeaks(Struct, frozen=True, kw_only=True):
 
 
 class Hbm(Struct, frozen=True, kw_only=True):
-    """Of one run."""
+    """Of one device of a run."""
 
+    device: Device
     gpu: str
     total_bytes: int
     overhead_bytes: int
     phases: tuple[PhasePeaks, ...]
+    standing_bytes: dict[str, int] = {}
+    """Segments that were there from LOAD on, by kind."""
 
     @property
     def within(self) -> bool:
@@ -49,8 +54,8 @@ class Hbm(Struct, frozen=True, kw_only=True):
         )
 
 
-def read_hbm(run_dir: Path, *, warmup: int) -> Hbm:
-    """What a run's journal says.
+def read_hbm(run_dir: Path, *, warmup: int) -> tuple[Hbm, ...]:
+    """What a run's journal says, device by device.
 
     Args:
         warmup: so many first iterations do not count.
@@ -62,6 +67,7 @@ def read_hbm(run_dir: Path, *, warmup: int) -> Hbm:
     with Reader(run_dir / "journal.sqlite") as reader:
         devices = [cast("DeviceReady", record.event) for record in reader.events_of_type(DeviceReady)]
         observed = [cast("MemoryObserved", record.event) for record in reader.events_of_type(MemoryObserved)]
+        leases = [cast("LeaseGranted", record.event) for record in reader.events_of_type(LeaseGranted)]
     counted = [one for one in observed if one.step is not None and one.step >= warmup]
     if not devices or not counted:
         raise DataError(
@@ -70,12 +76,31 @@ def read_hbm(run_dir: Path, *, warmup: int) -> Hbm:
             needed="a run with device.kind: cuda and more iterations than --warmup",
             where=str(run_dir / "journal.sqlite"),
         )
+    last = {ready.device: ready for ready in devices}
+    return tuple(
+        _device(
+            ready,
+            [one for one in counted if one.device == device],
+            [one for one in leases if one.device == device],
+        )
+        for device, ready in sorted(last.items())
+        if any(one.device == device for one in counted)
+    )
+
+
+def _device(ready: DeviceReady, counted: Sequence[MemoryObserved], leases: Sequence[LeaseGranted]) -> Hbm:
     phases = list(dict.fromkeys(one.phase for one in counted))
+    standing: dict[int, LeaseGranted] = {lease.lease: lease for lease in leases if lease.kind in STANDING}
+    held: dict[str, int] = {}
+    for lease in standing.values():
+        held[str(lease.kind)] = held.get(str(lease.kind), 0) + lease.size_bytes
     return Hbm(
-        gpu=devices[-1].name,
-        total_bytes=devices[-1].total_bytes,
+        device=ready.device,
+        gpu=ready.name,
+        total_bytes=ready.total_bytes,
         overhead_bytes=counted[-1].overhead_bytes or 0,
         phases=tuple(_phase(phase, [one for one in counted if one.phase == phase]) for phase in phases),
+        standing_bytes=held,
     )
 
 

@@ -40,15 +40,20 @@ class Placement(Struct, frozen=True, kw_only=True):
         return self.training_devices + self.rollout_devices
 
     @property
+    def keys(self) -> dict[str, int | str]:
+        """The section `parallel` of a configuration that makes it."""
+        return {
+            "devices": self.devices,
+            "training": self.training,
+            "rollout": self.rollout,
+            "placement": "disaggregated" if self.apart else "colocated",
+            "rollout_devices": self.rollout_devices,
+        }
+
+    @property
     def overrides(self) -> tuple[str, ...]:
-        """The keys that make it, for the configuration."""
-        return (
-            f"parallel.devices={self.devices}",
-            f"parallel.training={self.training}",
-            f"parallel.rollout={self.rollout}",
-            f"parallel.placement={'disaggregated' if self.apart else 'colocated'}",
-            f"parallel.rollout_devices={self.rollout_devices}",
-        )
+        """The same, key by key."""
+        return tuple(f"parallel.{name}={value}" for name, value in self.keys.items())
 
     @property
     def file_name(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, TypeAlias
 
 from rollplex.bench.lengths import Lengths
+from rollplex.bench.placement import Placement
 from rollplex.errors import ConfigError
 from rollplex.presets import SPECIAL_TOKENS
 from rollplex.presets.tokenizer import END_OF_TURN
@@ -19,8 +20,10 @@ def parse_device(text: str) -> Device:
     return "cuda" if text == "cuda" else "host"
 
 
-def make_config(*, lengths: Lengths, group_size: int, prompts: int, device: Device = "host") -> dict[str, object]:
-    """The workload's configuration; paths are relative to its folder.
+def make_config(
+    *, lengths: Lengths, group_size: int, prompts: int, device: Device = "host", placement: Placement | None = None
+) -> dict[str, object]:
+    """The workload's configuration; paths are relative to its folder. placement: None: of one device.
 
     Prefixes and suffixes are computed a prompt at a time, so that the schedules have something to arrange.
     """
@@ -42,11 +45,13 @@ def make_config(*, lengths: Lengths, group_size: int, prompts: int, device: Devi
     }
     if device == "cuda":
         _for_gpu(values)
+    if placement is not None:
+        values["parallel"] = placement.keys
     return values
 
 
 def _for_gpu(values: dict[str, Any]) -> None:
-    """SGLang on one GPU. Of a prefix only K and V are kept, since those of many long prompts are there at once, and its
+    """SGLang. Of a prefix only K and V are kept, since those of many long prompts are there at once, and its
     backward goes layer by layer, since eight copies of a long prompt would not fit otherwise; pages of pictures and
     responses are left out, which take the input child and the disk time that is not measured."""
     values["device"] = {"kind": "cuda"}

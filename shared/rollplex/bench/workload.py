@@ -24,6 +24,7 @@ from msgspec import Struct
 from rollplex.bench.layouts import Layout, mixed_layouts, mostly_vision, video_layout
 from rollplex.bench.lengths import Lengths
 from rollplex.bench.pictures import Album, picture_size, save
+from rollplex.bench.placement import Placement
 from rollplex.bench.recipe import Device, make_config
 from rollplex.bench.summary import token_ceiling
 from rollplex.config.loading import from_mapping
@@ -62,6 +63,7 @@ class Wanted(Struct, frozen=True, kw_only=True):
         steps: different iterations that there are rows for.
         preset: name of the model's preset.
         device: what the configuration is for.
+        placement: over how many devices, and how; None: one.
     """
 
     lengths: Lengths
@@ -75,6 +77,7 @@ class Wanted(Struct, frozen=True, kw_only=True):
     steps: int = STEPS_OF_ROWS
     preset: str = SMALL.name
     device: Device = "host"
+    placement: Placement | None = None
 
 
 class Workload(Struct, frozen=True, kw_only=True):
@@ -107,7 +110,11 @@ def write_workload(folder: Path, wanted: Wanted) -> Workload:
     """
     preset = preset_named(wanted.preset)
     values = make_config(
-        lengths=wanted.lengths, group_size=wanted.group_size, prompts=wanted.prompts, device=wanted.device
+        lengths=wanted.lengths,
+        group_size=wanted.group_size,
+        prompts=wanted.prompts,
+        device=wanted.device,
+        placement=wanted.placement,
     )
     from_mapping(values)  # refused before anything is written
     _check(wanted, preset)

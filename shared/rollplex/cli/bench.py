@@ -199,27 +199,37 @@ def bench_hbm(run_dir: Path, *, warmup: int) -> int:
         RollplexError: as `read_hbm`.
     """
     found = hbm.read_hbm(run_dir, warmup=warmup)
-    for line in plain(hbm.table(found)):
-        say(line)
-    limit = hbm.LIMIT * found.total_bytes / 2**30
-    told = "every phase is explained, and none has grown" if found.within else "a phase is not explained, or has grown"
-    overhead = found.overhead_bytes / 2**30
-    say(f"{found.gpu}: overhead {overhead:.2f} GiB; {hbm.LIMIT:.0%} of the device are {limit:.2f} GiB: {told}")
-    return 0 if found.within else EXIT_FAILED
+    for one in found:
+        if len(found) > 1:
+            say(f"device {one.device}")
+        for line in plain(hbm.table(one)):
+            say(line)
+        if one.standing_bytes:
+            held = ", ".join(f"{kind} {size / 2**30:.2f}" for kind, size in one.standing_bytes.items())
+            say(f"segments from LOAD on, GiB: {held}")
+        limit = hbm.LIMIT * one.total_bytes / 2**30
+        told = (
+            "every phase is explained, and none has grown" if one.within else "a phase is not explained, or has grown"
+        )
+        overhead = one.overhead_bytes / 2**30
+        say(f"{one.gpu}: overhead {overhead:.2f} GiB; {hbm.LIMIT:.0%} of the device are {limit:.2f} GiB: {told}")
+    return 0 if all(one.within for one in found) else EXIT_FAILED
 
 
-def bench_workload(folder: Path, *, response: str, device: str, **given: Any) -> None:
+def bench_workload(folder: Path, *, response: str, device: str, placement: str = "", **given: Any) -> None:
     """Write a workload and say what it is.
 
     Args:
         response: as `parse_lengths` takes it.
         device: host or cuda.
+        placement: as `parse_placements` takes one; empty: of one device.
         given: what else `Wanted` has.
 
     Raises:
         ConfigError: an unknown device, and as `write_workload`, whose other errors come out too.
     """
-    wanted = Wanted(device=parse_device(device), lengths=parse_lengths(response), **given)
+    places = parse_placements(placement) if placement else (None,)
+    wanted = Wanted(device=parse_device(device), lengths=parse_lengths(response), placement=places[0], **given)
     if not wanted.vision_tokens and not wanted.prompt_tokens:
         wanted = msgspec.structs.replace(wanted, vision_tokens=VISION_TOKENS)
     written = write_workload(folder, wanted)

@@ -98,6 +98,9 @@ def workload(
         str, typer.Option(metavar="NAME", help="The model: small, tiny, tiny-wide, tiny-gpu, qwen2.5-vl-3b.")
     ] = "small",
     device: Annotated[str, typer.Option(metavar="host|cuda", help="What it is to run on.")] = "host",
+    placement: Annotated[
+        str, typer.Option(metavar="P", help="On several devices: 2x1/1x2, or 1x1+1x1. Default: one.")
+    ] = "",
 ) -> None:
     """Write a workload for it; run nothing.
 
@@ -109,6 +112,7 @@ def workload(
         folder,
         response=response,
         device=device,
+        placement=placement,
         vision_tokens=vision_tokens,
         text_tokens=text_tokens,
         prompt_tokens=prompt_tokens,
