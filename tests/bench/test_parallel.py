@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from rollplex.bench.nodes import Command, Node, StoppedError
 from rollplex.bench.parallel import Wanted, compare_layouts, notes, table_of
 from rollplex.bench.placement import parse_placements
+from rollplex.bench.weight_files import WeightsDifference
 from rollplex.bench.workload import Workload
 from rollplex.cli.bench import bench_parallel
 from rollplex.cli.start import prepare
@@ -50,9 +52,11 @@ class Nodes:
             numbers = table.total_bytes // dtype.itemsize
             gradient = torch.full((numbers,), 1.0 + self._off.get(node.what, 0.0), dtype=dtype).view(torch.uint8)
             (node.run_dir / "gradients" / f"step_{step}.bin").write_bytes(gradient.numpy().tobytes())
-        if node.what == "one":
-            for step in steps:
-                (node.run_dir / "checkpoints" / f"step_{step + 1}").mkdir(parents=True)
+        for step in steps if node.what == "one" or prepared.config.checkpoint.at_end else ():
+            checkpoint = node.run_dir / "checkpoints" / f"step_{step + 1}"
+            checkpoint.mkdir(parents=True)
+            write = {"x": torch.tensor([step + 1.0 + self._off.get(node.what, 0.0)])}
+            save_file(write, checkpoint / "model.safetensors")
         idle = {f"time/idle/0:{device}_s": 0.5 for device in range(4)}
         (node.run_dir / "metrics.jsonl").write_text(json.dumps({**METRICS, **idle}) + "\n")
         return node.run_dir
@@ -133,6 +137,28 @@ def test_in_bfloat16_a_layout_is_held_to_what_one_device_itself_differs_by(
     assert "1.56e-02 when its own iterations are repeated" in told
     assert "3.12e-02 between its first iteration and the same in float32" in told
     assert ("exceeded by 2x1/1x2" in told) == bool(exceeded)
+
+
+def test_weights_after_each_update_are_compared_if_that_is_asked_for(
+    workload: Workload, wanted: Wanted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[Path, Path, Path]] = []
+
+    def compare(before: Path, one: Path, other: Path) -> WeightsDifference:
+        asked.append((before, one, other))
+        assert other.is_dir()
+        return WeightsDifference(whole=0.25, largest=1e-3, unequal=0.5, changed=1.0)
+
+    monkeypatch.setattr("rollplex.bench.parallel.weights_difference", compare)
+    nodes = Nodes(workload)
+    compared = compare_layouts(
+        replace(wanted, weights=True, layouts=parse_placements("2x1/1x2")), say=_silent, run=nodes
+    )
+    one, last = nodes.nodes[0].run_dir / "checkpoints", nodes.nodes[2].run_dir / "checkpoints"
+    assert [ask[0].name for ask in asked] == ["model", "step_1"]
+    assert asked[1] == (one / "step_1", one / "step_2", last / "step_2")
+    assert not last.exists(), "checkpoints of layouts take room"
+    assert "2x1/1x2, weights after iteration 1: the difference is 2.50e-01 of the update" in "\n".join(notes(compared))
 
 
 def test_one_iteration_needs_no_checkpoint(workload: Workload, wanted: Wanted) -> None:

@@ -29,6 +29,7 @@ from rollplex.bench.measure import read_metrics
 from rollplex.bench.nodes import Command, Node, run_node, start_command
 from rollplex.bench.placement import Placement
 from rollplex.bench.tables import Table
+from rollplex.bench.weight_files import WeightsDifference, weights_difference
 from rollplex.checkpoint.folder import CHECKPOINTS
 from rollplex.cli.start import Prepared, resume_command
 from rollplex.config import load
@@ -60,6 +61,8 @@ class Found(Struct, frozen=True, kw_only=True):
     step_s: float
     idle_s: tuple[float, ...]
     """By device."""
+    weights: WeightsDifference | None = None
+    """After the update; None: not asked for."""
 
 
 class Compared(Struct, frozen=True, kw_only=True):
@@ -114,6 +117,7 @@ class Wanted:
         iterations: so many of each.
         out: the folder.
         limit: so many nodes at most; 0: all.
+        weights: compare also the weights after each update, for which every node writes a checkpoint.
         command: how it was asked for.
     """
 
@@ -123,6 +127,7 @@ class Wanted:
     iterations: int
     out: Path
     limit: int = 0
+    weights: bool = False
     command: str = ""
 
 
@@ -210,6 +215,14 @@ def notes(compared: Compared) -> list[str]:
             f"Noise of one device: {repeated} when its own iterations are repeated ({AGAIN} in the table), {rounded} "
             f"between its first iteration and the same in float32. A layout may differ by {TIMES:g} times the larger."
         )
+    lines += [
+        f"{layout}, weights after iteration {step}: the difference is {one.weights.whole:.2e} of the update; "
+        f"{one.weights.unequal:.2%} of the numbers differ, by {one.weights.largest:.1e} at most "
+        f"({one.weights.changed:.2%} were changed)."
+        for layout, found in compared.found.items()
+        for step, one in enumerate(found)
+        if one.weights is not None
+    ]
     within = "; ".join(compared.exceeded)
     lines.append(f"Bound {compared.bound:.1e}: " + (f"exceeded by {within}." if within else "none exceeds it."))
     return lines
@@ -223,7 +236,8 @@ class _Runs:
         self._prompts = config.data.prompts_per_iteration
         self._run = run
         self._made = 0
-        self._shape = read_shape(config.model.path)
+        self._folder = config.model.path
+        self._shape = read_shape(self._folder)
         self._freeze_vision = config.model.freeze_vision
         self._model = parameter_table(self._shape, dtype=config.model.dtype, freeze_vision=self._freeze_vision)
         self._table = gradient_table(self._model)
@@ -243,7 +257,8 @@ class _Runs:
         recorded = (
             *("run.log_tokens=true", f"run.log_completions={self._prompts}", "run.keep_gradients=true"),
             *AGAIN.overrides,
-            f"checkpoint.every={1 if iterations > 1 else 0}",  # the first goes on from the model folder
+            # The first goes on from the model folder.
+            f"checkpoint.every={1 if iterations > 1 or self._wanted.weights else 0}",
             *(f"checkpoint.keep={iterations}", "checkpoint.at_end=false"),
         )
         self._node("one", recorded, self._wanted.iterations, start_command)
@@ -251,7 +266,9 @@ class _Runs:
     def compare(self, layout: Placement, step: int) -> Found:
         """One iteration under a layout, from the weights that the one device had."""
         name = f"{layout}-{step}".replace("/", "-")
-        run_dir = self._replay(name, layout.overrides, self._going_on_from(name, step) if step else start_command)
+        written = (f"checkpoint.at_end={'true' if self._wanted.weights else 'false'}",)
+        command = self._going_on_from(name, step) if step else start_command
+        run_dir = self._replay(name, [*layout.overrides, *written], command)
         found = self._difference(run_dir, step, self._table)
         row = read_metrics(run_dir)[-1]
         return Found(
@@ -261,6 +278,7 @@ class _Runs:
             publish_s=_number(row, "time/publish_s"),
             step_s=_number(row, "time/step_s"),
             idle_s=tuple(_number(row, f"time/idle/0:{device}_s") for device in range(layout.devices)),
+            weights=self._weights(run_dir, step) if self._wanted.weights else None,
         )
 
     def rounding(self) -> Difference:
@@ -268,6 +286,14 @@ class _Runs:
         model = parameter_table(self._shape, dtype=_FLOAT32, freeze_vision=self._freeze_vision)
         run_dir = self._replay(_FLOAT32, [*AGAIN.overrides, f"model.dtype={_FLOAT32}"], start_command)
         return self._difference(run_dir, 0, gradient_table(model))
+
+    def _weights(self, run_dir: Path, step: int) -> WeightsDifference:
+        """Of a node's checkpoint, which is then gone."""
+        after = f"{CHECKPOINTS}/step_{step + 1}"
+        before = self._one / CHECKPOINTS / f"step_{step}" if step else self._folder
+        found = weights_difference(before, self._one / after, run_dir / after)
+        shutil.rmtree(run_dir / CHECKPOINTS)
+        return found
 
     def _replay(self, name: str, overrides: Sequence[str], command: Command) -> Path:
         """A node with the one device's responses, which keeps its gradient."""
@@ -277,7 +303,7 @@ class _Runs:
             *("checkpoint.every=0", "checkpoint.at_end=false"),
             *("rollout.engine=replay", f"rollout.replay={responses}"),
         )
-        return self._node(name, [*overrides, *replayed], 1, command)
+        return self._node(name, [*replayed, *overrides], 1, command)
 
     def _difference(self, run_dir: Path, step: int, table: ParameterTable) -> Difference:
         """Of a node's gradient, which is then gone."""

@@ -145,6 +145,7 @@ def bench_parallel(
     runs_dir: Path,
     markdown: bool,
     command: str,
+    weights: bool = False,
     run: parallel.RunNode | None = None,
 ) -> int:
     """Compare several devices with one and print the table; 0, 1 if a gradient is further from the one device's than it
@@ -161,6 +162,7 @@ def bench_parallel(
         iterations=iterations,
         out=out,
         limit=limit,
+        weights=weights,
         command=command,
     )
     say(f"folder {out}")

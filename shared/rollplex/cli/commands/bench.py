@@ -169,9 +169,12 @@ def parallel(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the workload, of one device.")],
     *,
     layouts: Annotated[
-        str, typer.Option(metavar="LIST", help="Training TP x replicas / rollout TP x engines, with commas.")
+        str, typer.Option(metavar="LIST", help="Training TP x replicas / rollout TP x engines, with commas; + apart.")
     ] = "4x1/2x2,2x2/1x4,1x4/2x2",
     iterations: Annotated[int, typer.Option(min=1, metavar="N", help="Iterations of each.")] = 5,
+    weights: Annotated[
+        bool, typer.Option("--weights", help="Compare also the weights after each update: every node writes them.")
+    ] = False,
     only: Annotated[int, typer.Option(min=0, metavar="N", help="At most so many nodes; the next call goes on.")] = 0,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="The folder; one begun is gone on with. Default: new, in runs.")
@@ -194,6 +197,7 @@ def parallel(
         layouts=layouts,
         iterations=iterations,
         limit=only,
+        weights=weights,
         out=out,
         runs_dir=read_environment().runs_dir,
         markdown=markdown,
