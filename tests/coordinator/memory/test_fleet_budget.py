@@ -250,8 +250,7 @@ def test_gpus_that_are_too_small_are_refused_by_what_each_has_free(wide_folder: 
         planned_on_gpus(config, 1, free_bytes=least + 2**20)
 
 
-def test_passes_of_ranks_are_counted_without_fused_modules(wide_folder: Path) -> None:
+def test_passes_of_ranks_are_counted_with_fused_modules_as_those_of_one_device(wide_folder: Path) -> None:
     config = make_config(wide_folder, parallel=TWO_BY_TWO, **GPU)
-    sizes = sizes_of(config, fleet_of(config))
-    assert not sizes.fused
+    assert sizes_of(config, fleet_of(config)).fused
     assert Sizes(config).fused

@@ -23,10 +23,9 @@ from rollplex.memory.predict import logits_bytes, prefix_activation_bytes, rollo
 from rollplex.protocol.common import Device, Kind, Memory, Role
 from rollplex_coordinator.decisions.peaks import plan_peak
 from rollplex_coordinator.memory.budget import planned_blocks
-from rollplex_coordinator.memory.sizes import OWN_WEIGHTS, TRAIN_WORKSPACE, Sizes
+from rollplex_coordinator.memory.sizes import OWN_WEIGHTS, Sizes
 from rollplex_coordinator.planning.placements import Placement, disaggregated_sides, place
 from rollplex_coordinator.planning.question import Question, share_of
-from rollplex_coordinator.planning.ranks import RankSizes
 from support.core import make_config
 from support.slices import small_shape
 
@@ -166,14 +165,7 @@ def test_what_no_run_does_yet_is_said(tmp_path: Path) -> None:
     gpu = {"model": {"dtype": "bfloat16"}, "device": {"kind": "cuda"}}
     config = make_config(tmp_path, **gpu)
     said = "\n".join(place("rollplex", ask(config, shape=small_shape(kv_heads=1))).assumptions)
-    assert "services run under tensor parallelism on host memory only: several GPUs are refused yet" in said
     assert "2 training ranks share 1 K/V heads" in said
-    assert "which passes under tensor parallelism do not use yet" in said
-    wide = ask(config, shape=small_shape(kv_heads=8, head_dim=8))
-    sizes, data = RankSizes(wide), wide.data
-    assert sizes.fused
-    assert sizes.eager_train_bytes(data) > sizes.bounds(data)[TRAIN_WORKSPACE]
-    assert sizes.fused
     alone = place("rollplex", ask(config, gpus=1, training=1, rollout_gpus=0)).assumptions
     assert not any("yet" in assumption for assumption in alone)
 

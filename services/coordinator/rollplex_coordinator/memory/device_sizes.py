@@ -135,7 +135,6 @@ class FleetSizes(DeviceSizes):
         )
         self.table = whole
         """Of the whole model: every device says its hash."""
-        self.fused = False  # `rollplex.model.parallel` runs transformers' modules
         self._step_config = config
         self._measure = _measure(whole, shape, config.optimizer.name, config.optimizer.momentum)
         held = [self.segments_of(place) for team in fleet.trainers for place in team.parallels]

@@ -20,7 +20,7 @@ from rollplex.journal.phases import Phase
 from rollplex.protocol.common import HOST_INDEX, Device, Kind, Role
 from rollplex_coordinator.decisions.peaks import PlannedBlock
 from rollplex_coordinator.memory.budget import ALWAYS, planned_blocks
-from rollplex_coordinator.memory.sizes import ENGINE_SCRATCH, ROLLOUT_KV, TRAIN_WORKSPACE
+from rollplex_coordinator.memory.sizes import ENGINE_SCRATCH, ROLLOUT_KV
 from rollplex_coordinator.planning.question import Question, share_of
 from rollplex_coordinator.planning.ranks import RankSizes
 
@@ -104,7 +104,7 @@ def _rollplex(question: Question) -> Placement:
                 "must fit"
             ),
             _suffixes(question),
-            *_not_yet(question, sizes),
+            *_not_yet(question),
         ),
     )
 
@@ -183,7 +183,7 @@ def _disaggregated(question: Question) -> Placement:
             "the training side works as Rollplex does: shared prefixes, two gradient arenas",
             "the sampling side gives nothing back: nobody else could use it",
             _suffixes(training),
-            *_not_yet(training, sizes),
+            *_not_yet(training),
         ),
     )
 
@@ -240,24 +240,12 @@ def _suffixes(question: Question) -> str:
     )
 
 
-def _not_yet(question: Question, sizes: RankSizes) -> list[str]:
+def _not_yet(question: Question) -> list[str]:
     """What the plan takes for granted and a run does not do."""
-    if question.training == 1:
+    if question.shape.kv_heads >= question.training:
         return []
-    found = ["services run under tensor parallelism on host memory only: several GPUs are refused yet"]
-    if sizes.fused:
-        data = question.data
-        found.append(
-            "graphs are those of the fused modules, which passes under tensor parallelism do not use yet: without them "
-            f"the train workspace is {_gib(sizes.eager_train_bytes(data))} GiB instead of "
-            f"{_gib(sizes.bounds(data)[TRAIN_WORKSPACE])}"
-        )
-    if question.shape.kv_heads < question.training:
-        found.append(
-            f"{question.training} training ranks share {question.shape.kv_heads} K/V heads: storage allows that, "
-            "passes refuse it yet"
-        )
-    return found
+    heads = question.shape.kv_heads
+    return [f"{question.training} training ranks share {heads} K/V heads: storage allows that, passes refuse it yet"]
 
 
 def _overhead(question: Question, device: Device) -> PlannedBlock:

@@ -1,6 +1,6 @@
 """The sizes of one device (`memory.device_sizes`) for a plan, from shapes and degrees alone.
 
-Owns: what a plan asks beside what a run does: the same without fused modules, and whole sequences' gradients.
+Owns: what a plan asks beside what a run does: weights and gradients of baselines, which store them another way.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ from rollplex.layout.parallel.tally import Tally, tally_model
 from rollplex.layout.parallel.training import rank_training_table
 from rollplex.layout.parameters import ParameterTable, gradient_table, parameter_table
 from rollplex.layout.shape import ModelShape
-from rollplex.protocol.inputs import DataChecked
 from rollplex_coordinator.memory.device_sizes import DeviceSizes
-from rollplex_coordinator.memory.sizes import TRAIN_WORKSPACE, Sizes
 from rollplex_coordinator.planning.question import Question, share_of
 
 
@@ -50,14 +48,6 @@ class RankSizes(DeviceSizes):
         ).total_bytes
         self.unsplit_bytes = parts.unsplit_bytes
         """Weights that every rank has whole."""
-
-    def eager_train_bytes(self, data: DataChecked) -> int:
-        """The train workspace of passes without `rollplex.model.fused`."""
-        fused, self.fused = self.fused, False
-        try:
-            return Sizes.bounds(self, data)[TRAIN_WORKSPACE]
-        finally:
-            self.fused = fused
 
     @property
     def training_weights_bytes(self) -> int:
