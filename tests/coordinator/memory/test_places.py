@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,14 @@ from rollplex.memory.cuda import CudaBackend
 from rollplex.memory.cuda_driver import Driver
 from rollplex.memory.placement import GRANULE_BYTES
 from rollplex.memory.segment import backend
+from rollplex.presets import write_preset
 from rollplex.protocol.common import HOST_INDEX, Device, Kind, Memory, Role
 from rollplex_coordinator.decisions.fleet import fleet_of
 from rollplex_coordinator.decisions.ledger import Ledger
 from rollplex_coordinator.decisions.peaks import plan_peak
 from rollplex_coordinator.memory.budget import SEGMENTS, budgets_by_place, host_place, plan_memory, planned_blocks
+from rollplex_coordinator.memory.device_sizes import sizes_of
+from rollplex_coordinator.memory.fleet_budget import plan_node
 from rollplex_coordinator.memory.holder import Holder
 from rollplex_coordinator.memory.leasing import Memory as Blocks
 from rollplex_coordinator.memory.leasing import Want
@@ -152,3 +156,44 @@ def test_either_place_can_be_too_small_and_the_refusal_says_which(model_folder: 
         plan_memory(config, sizes, data, DEVICE, **enough | {"host_bytes": host.minimum_bytes - 1})
     assert "memory.overhead" not in caught.value.got
     assert plan_memory(config, sizes, data, DEVICE, AMPLE, host_bytes=AMPLE)
+
+
+# --- several GPUs -------------------------------------------------------------------------------------------------
+
+APART = {"devices": 3, "training": 2, "placement": "disaggregated", "rollout_devices": 1}
+
+
+@pytest.mark.parametrize("optimizer", ["device", "host"])
+def test_standing_segments_of_each_device_are_made_on_its_gpu_and_fit_the_plan(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, optimizer: str
+) -> None:
+    folder = write_preset("tiny-wide", tmp_path_factory.mktemp("wide"))
+    config = make_config(
+        folder, device={"kind": "cuda"}, memory={"optimizer": optimizer}, model={"dtype": "bfloat16"}, parallel=APART
+    )
+    fleet, data = fleet_of(config), check_data(config)
+    sizes = sizes_of(config, fleet)
+    plan = plan_node(config, sizes, data, fleet, AMPLE, host_bytes=AMPLE)
+    drivers = {device: FakeCuda() for device in fleet.devices}
+    holder = Holder(backend("host"), {d: CudaBackend(driver=Driver(driver)) for d, driver in drivers.items()})
+    record = Record(tmp_path, FakeJournal([]))  # type: ignore[arg-type] # has what Record uses of a journal
+    memory = Blocks(Ledger(plan.budgets), holder, record, DEVICE, HOST)
+    try:
+        memory.enter(Phase.LOAD)
+        made = StandingSegments(memory, sizes, fleet, reference=config.needs_reference)
+        for device in fleet.devices:
+            ours = [ref for ref in asdict(made.on[device]).values() if ref is not None]
+            on_gpu = [ref for ref in ours if ref.memory is Memory.CUDA]
+            assert sorted(map(len, drivers[device].memory.values())) == sorted(ref.size_bytes for ref in on_gpu)
+            planned = [b for b in plan.blocks if b.device == device and b.kind in SEGMENTS and not b.unit]
+            assert memory.leased(device).segments_bytes == sum(len(x) for x in drivers[device].memory.values())
+            assert memory.leased(device).segments_bytes <= sum(block.size_bytes for block in planned)
+        assert len(drivers[fleet.devices[2]].memory) == 1, "only a copy of the weights"
+        states = [made.on[device].state for device in fleet.training_devices]
+        assert {state.memory for state in states if state} == {Memory.HOST if optimizer == "host" else Memory.CUDA}
+        inputs = memory.now(want(600, kind=Kind.INPUTS, on_host=True, first=Phase.LOAD, last=Phase.DRAIN))
+        assert inputs.ref.memory is Memory.HOST
+        memory.enter(Phase.IDLE)  # audits sizes
+    finally:
+        holder.close_all()
+        record.close()

@@ -86,9 +86,10 @@ def make_loading(model_folder: Path, tmp_path: Path) -> Iterator[Callable[..., L
         link.await_peers(Role, 10.0)
         record = Record(tmp_path, journal)  # type: ignore[arg-type] # has what Record uses of a journal
         ledger = Ledger(dict.fromkeys(fleet.devices, AMPLE))
-        ledger.reserve(
-            Reservation(name=ROLLOUT_KV, device=DEVICE, size_bytes=AMPLE // 4, phases=frozenset({Phase.LOAD}))
-        )
+        for device in fleet.devices:
+            ledger.reserve(
+                Reservation(name=ROLLOUT_KV, device=device, size_bytes=AMPLE // 4, phases=frozenset({Phase.LOAD}))
+            )
         memory = Memory(ledger, holder, record, DEVICE)
         memory.enter(Phase.LOAD)
         made.append(Loading(config, link, record, memory, holder, workers, journal, story, tmp_path))
@@ -263,6 +264,20 @@ def wide_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_preset("tiny-wide", tmp_path_factory.mktemp("wide"))
 
 
+def published(m: Publish) -> list[Published]:
+    return [
+        Published(
+            cause=m.cause,
+            version=m.version,
+            digest="d",
+            refreshed_bytes=2**20,
+            rebuilt_bytes=0,
+            start_s=0.0,
+            end_s=1.0,
+        )
+    ]
+
+
 @pytest.fixture
 def make_several(make_loading: Callable[..., Loading], wide_folder: Path) -> Callable[..., Loading]:
     """make_several(**parallel): workers answer with the size of their own weights."""
@@ -271,17 +286,7 @@ def make_several(make_loading: Callable[..., Loading], wide_folder: Path) -> Cal
         loading = make_loading(model={"path": str(wide_folder)}, parallel=parallel)
         for kind in (LoadTrainer, LoadPrefix, LoadRollout):
             loading.workers.answers[kind] = lambda m: [Loaded(cause=m.cause, table_bytes=m.actor.size_bytes)]
-        loading.workers.answers[Publish] = lambda m: [
-            Published(
-                cause=m.cause,
-                version=m.version,
-                digest="d",
-                refreshed_bytes=2**20,
-                rebuilt_bytes=0,
-                start_s=0.0,
-                end_s=1.0,
-            )
-        ]
+        loading.workers.answers[Publish] = published
         return loading
 
     return make
@@ -391,3 +396,19 @@ def test_each_process_gets_the_cap_of_its_device(make_several: Callable[..., Loa
     assert [message.private_bytes for message in loading.all(LoadTrainer)] == [100, 101]
     assert [message.private_bytes for message in loading.all(LoadPrefix)] == [10, 11]
     assert [message.engine.private_bytes for message in loading.all(LoadRollout)] == [3]
+
+
+def test_each_engine_comes_up_with_a_pool_on_its_own_device(make_loading: Callable[..., Loading]) -> None:
+    loading = make_loading(
+        device={"kind": "cuda"},
+        model={"dtype": "bfloat16"},
+        rollout={"engine": "sglang"},
+        parallel={"devices": 2},
+    )
+    loading.workers.answers[Publish] = published
+    loading.load()
+    pools = [e for e in loading.journal.events if isinstance(e, LeaseGranted) and e.kind is Kind.ROLLOUT_KV]
+    assert [event.device for event in pools] == [DEVICE, Device(index=1)]
+    gone = [e.lease for e in loading.journal.events if isinstance(e, LeaseReleased)]
+    assert gone == [event.lease for event in pools]
+    assert [loading.memory.leased(event.device).private for event in pools] == [(), ()]
