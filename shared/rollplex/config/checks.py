@@ -75,6 +75,7 @@ def _check_parallel(config: Config) -> None:
             do="Take rollout.sglang.own_weights out, or set parallel.devices to 1.",
             where="rollout.sglang.own_weights",
         )
+    _check_shares(config)
     border = parallel.devices - parallel.rollout_devices
     sides = [("training", parallel.training, border), ("rollout", parallel.rollout, parallel.rollout_devices or border)]
     for name, degree, devices in sides:
@@ -85,6 +86,24 @@ def _check_parallel(config: Config) -> None:
                 needed="a whole number",
                 do=f"Change parallel.{name}, parallel.devices or parallel.rollout_devices.",
                 where=f"parallel.{name}",
+            )
+
+
+def _check_shares(config: Config) -> None:
+    """What ranks give each other by NCCL does not keep to a part of a GPU's multiprocessors."""
+    parallel, device = config.parallel, config.device
+    sides = (
+        ("prefix_share", device.prefix_share, "training", parallel.training),
+        ("decode_share", device.decode_share, "rollout", parallel.rollout),
+    )
+    for key, share, side, degree in sides:
+        if device.kind == "cuda" and share < 1.0 and degree > 1:
+            raise ConfigError(
+                "Ranks that work together cannot keep to a share of a GPU's multiprocessors",
+                got=f"device.{key}: {share:g} with parallel.{side}: {degree}",
+                needed="1.0, or a degree of 1",
+                do=f"Take device.{key} out, or set parallel.{side} to 1.",
+                where=f"device.{key}",
             )
 
 
