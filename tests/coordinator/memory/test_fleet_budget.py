@@ -10,16 +10,18 @@ from typing import Any
 import pytest
 
 from rollplex.config import Config
+from rollplex.config.wire import engine_spec
 from rollplex.errors import BudgetError
 from rollplex.journal.phases import Phase
 from rollplex.layout.optimizer import optimizer_table
 from rollplex.layout.parallel.degrees import RolloutLayout, TrainingLayout
 from rollplex.layout.parallel.plan import plan
-from rollplex.layout.parallel.rank import rank_table
+from rollplex.layout.parallel.rank import rank_shape, rank_table
 from rollplex.layout.parallel.training import gradient_plan, rank_training_table, reference_plan
 from rollplex.layout.parameters import gradient_table, parameter_table, reference_table
 from rollplex.layout.shape import read_shape
 from rollplex.memory.placement import GRANULE_BYTES
+from rollplex.memory.predict import pool_kv_bytes
 from rollplex.presets import write_preset
 from rollplex.protocol.common import HOST_INDEX, Device, Kind, Parallel, Role
 from rollplex_coordinator.decisions.fleet import fleet_of
@@ -254,3 +256,27 @@ def test_passes_of_ranks_are_counted_with_fused_modules_as_those_of_one_device(w
     config = make_config(wide_folder, parallel=TWO_BY_TWO, **GPU)
     assert sizes_of(config, fleet_of(config)).fused
     assert Sizes(config).fused
+
+
+@pytest.mark.parametrize(
+    ("parallel", "sections"),
+    [
+        ({"devices": 2, "training": 2, "rollout": 2}, {}),
+        ({"devices": 2}, {"rollout": {"forced_lengths": [1, 1, 1, 1, 1, 1, 9, 9]}}),
+        ({"devices": 2}, {"batching": {"decode_prompts": 4}}),
+    ],
+)
+def test_an_engine_s_pool_is_leased_as_large_as_it_is_told_to_be(
+    wide_folder: Path, parallel: dict[str, Any], sections: dict[str, Any]
+) -> None:
+    rollout = {"engine": "sglang", "group_size": 2, "max_new_tokens": 9, **sections.get("rollout", {})}
+    config = make_config(
+        wide_folder,
+        **GPU,
+        parallel=parallel,
+        **{**sections, "rollout": rollout, "data": {"prompts_per_iteration": 4}},
+    )
+    sizes = sizes_of(config, fleet_of(config), longest_prompt=30)
+    tokens = engine_spec(config, max_prompt_tokens=30).kv_tokens
+    shape = rank_shape(read_shape(wide_folder), RolloutLayout(degree=config.parallel.rollout))
+    assert sizes.starting_pool().size_bytes == pool_kv_bytes(shape, kv_tokens=tokens, dtype="bfloat16")

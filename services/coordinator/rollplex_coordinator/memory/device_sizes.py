@@ -65,6 +65,7 @@ class DeviceSizes(Sizes):
         shard: the parameters of a training rank.
         shares: what a replica and what an engine has of an iteration.
         longest_prompt: tokens.
+        step: of a run: `config`, whose units are not cut at the border of a share.
     """
 
     def __init__(
@@ -77,9 +78,10 @@ class DeviceSizes(Sizes):
         shard: ParameterTable,
         shares: tuple[Config, Config],
         longest_prompt: int,
+        step: Config | None = None,
     ) -> None:
         replica, engine = shares
-        super().__init__(replica, shape=rank_shape(shape, training), table=shard)
+        super().__init__(replica, shape=rank_shape(shape, training), table=shard, step=step)
         none = with_entries(shard, ())  # for sizes that are asked for nothing of the parameters
         self.shard = shard
         self._node = Sizes(config, shape=shape, table=none)
@@ -88,6 +90,7 @@ class DeviceSizes(Sizes):
             shape=rank_shape(shape, rollout),
             table=none,
             longest_prompt=longest_prompt,
+            step=step,
         )
 
     @property
@@ -132,10 +135,10 @@ class FleetSizes(DeviceSizes):
             shard=rank_table(whole, shape, training),
             shares=(share(config, len(fleet.trainers)), share(config, len(fleet.engines))),
             longest_prompt=longest_prompt,
+            step=config,
         )
         self.table = whole
         """Of the whole model: every device says its hash."""
-        self._step_config = config
         self._measure = _measure(whole, shape, config.optimizer.name, config.optimizer.momentum)
         held = [self.segments_of(place) for team in fleet.trainers for place in team.parallels]
         self.weights_bytes = max(one.actor for one in held)

@@ -85,6 +85,7 @@ class Sizes:
         longest_prompt: tokens, over all data; only for an engine that keeps one pool of K/V for all units.
         shape: of the model, or of a tensor-parallel rank's share of it; that of the model folder unless given.
         table: the parameters of that share; those of `shape` unless given.
+        step: the configuration of the whole iteration, where `config` has a share of its prompts.
 
     `memory.device_sizes` has the same of one device among several.
 
@@ -100,8 +101,9 @@ class Sizes:
         longest_prompt: int = 0,
         shape: ModelShape | None = None,
         table: ParameterTable | None = None,
+        step: Config | None = None,
     ) -> None:
-        self._config = self._step_config = config
+        self._config, self._step_config = config, step or config
         """The second: where the units of a whole step are asked for."""
         self.whole = whole
         self._longest_prompt = longest_prompt
@@ -383,7 +385,7 @@ class Sizes:
             case "replay":
                 return 0
             case "sglang":
-                pool = wire.engine_spec(self._config, max_prompt_tokens=self._longest_prompt).kv_tokens
+                pool = wire.engine_spec(self._step_config, max_prompt_tokens=self._longest_prompt).kv_tokens
                 return pool_kv_bytes(self.shape, kv_tokens=pool, dtype=self.dtype)
             case "transformers":
                 pass
