@@ -139,6 +139,20 @@ def test_in_bfloat16_a_layout_is_held_to_what_one_device_itself_differs_by(
     assert ("exceeded by 2x1/1x2" in told) == bool(exceeded)
 
 
+def test_where_float32_does_not_fit_the_layouts_are_compared_without_it(workload: Workload, wanted: Wanted) -> None:
+    class Small(Nodes):
+        def __call__(self, node: Node, command: Command) -> Path:
+            if node.what == "float32":
+                raise ConfigError("does not fit")
+            return super().__call__(node, command)
+
+    said: list[str] = []
+    half = replace(wanted, overrides=["model.dtype=bfloat16"], layouts=parse_placements("2x1/1x2"), iterations=1)
+    compared = compare_layouts(half, say=said.append, run=Small(workload, **{"2x1-1x2-0": 1 / 32}))
+    assert any("left out: does not fit" in line for line in said)
+    assert (compared.rounding, compared.exceeded) == (None, ("2x1/1x2",))
+
+
 def test_weights_after_each_update_are_compared_if_that_is_asked_for(
     workload: Workload, wanted: Wanted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
