@@ -47,6 +47,15 @@ _APART = {"placement": "disaggregated"}
         ({"parallel": {"devices": 2}, "device": _GPU, "memory": {"budget": "16GiB"}}, "memory.budget"),
         ({"parallel": {"devices": 2, "training": 2}, "device": {**_GPU, "prefix_share": 0.5}}, "device.prefix_share"),
         ({"parallel": {"devices": 2, "rollout": 2}, "device": {**_GPU, "decode_share": 0.5}}, "device.decode_share"),
+        (
+            {
+                "parallel": {"devices": 2, "rollout": 2},
+                "device": _GPU,
+                "model": _HALF,
+                "rollout": {"engine": "sglang"},
+            },
+            "parallel.rollout",
+        ),
         ({"parallel": {"devices": 3, "training": 2}}, "parallel.training"),
         ({"parallel": {"devices": 2, "rollout": 4}}, "parallel.rollout"),
         ({"parallel": {"devices": 4, "rollout_devices": 2}}, "parallel.rollout_devices"),
@@ -90,6 +99,12 @@ def test_a_contradiction_is_refused_and_names_the_key(make: Make, sections: dict
         {"device": _GPU, "model": {"path": "m", "dtype": "float32"}},
         {"device": _GPU, "memory": {"budget": "9GiB"}},
         {"parallel": {"devices": 2, "training": 2}, "device": _GPU, "model": _HALF, "rollout": {"engine": "sglang"}},
+        {
+            "parallel": {"devices": 2, "training": 2, "rollout": 2},
+            "device": _GPU,
+            "model": _HALF,
+            "rollout": {"engine": "sglang"},
+        },
         {"parallel": {"devices": 2}, "device": {**_GPU, "prefix_share": 0.5, "decode_share": 0.5}},
         {"parallel": {"devices": 2, **_APART, "rollout_devices": 1}, "device": _GPU, "memory": {"budget": "17GiB"}},
         {"parallel": {"devices": 4, "training": 4, "rollout": 2}},

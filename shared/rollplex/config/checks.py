@@ -76,6 +76,7 @@ def _check_parallel(config: Config) -> None:
             where="rollout.sglang.own_weights",
         )
     _check_shares(config)
+    _check_engine_ranks(config)
     border = parallel.devices - parallel.rollout_devices
     sides = [("training", parallel.training, border), ("rollout", parallel.rollout, parallel.rollout_devices or border)]
     for name, degree, devices in sides:
@@ -87,6 +88,19 @@ def _check_parallel(config: Config) -> None:
                 do=f"Change parallel.{name}, parallel.devices or parallel.rollout_devices.",
                 where=f"parallel.{name}",
             )
+
+
+def _check_engine_ranks(config: Config) -> None:
+    """SGLang takes a parameter as one tensor, which a wider training shard on the same device does not always hold."""
+    parallel = config.parallel
+    if config.rollout.engine == "sglang" and not parallel.rollout_devices and parallel.rollout > parallel.training:
+        raise ConfigError(
+            "SGLang's engine has no more ranks than training where both use the same devices",
+            got=f"parallel.rollout: {parallel.rollout} over parallel.training: {parallel.training}",
+            needed="parallel.rollout of at most parallel.training, or placement: disaggregated",
+            do="Lower parallel.rollout, raise parallel.training, or set rollout.engine to transformers.",
+            where="parallel.rollout",
+        )
 
 
 def _check_shares(config: Config) -> None:
