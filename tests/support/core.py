@@ -1,4 +1,5 @@
-"""A coordinator's core in one process: real ledger, holder, gate, record, sizes and link; workers from `workers`."""
+"""A coordinator's core in one process: real ledger, holder, gate, record, sizes and link; workers from `workers`, GPUs
+from `fake_cuda`."""
 
 from __future__ import annotations
 
@@ -16,6 +17,8 @@ from rollplex.config.wire import train_sampling
 from rollplex.errors import BudgetError
 from rollplex.journal.events import Event
 from rollplex.journal.phases import Phase
+from rollplex.memory.cuda import CudaBackend
+from rollplex.memory.cuda_driver import Driver
 from rollplex.memory.segment import backend
 from rollplex.protocol.common import Device, Kind, LeaseRef, Role, SegmentRef
 from rollplex.protocol.common import Memory as MemoryKind
@@ -26,7 +29,7 @@ from rollplex_coordinator.decisions.instructions import Mode
 from rollplex_coordinator.decisions.ledger import Ledger
 from rollplex_coordinator.decisions.plan import StepPlan, plan_step
 from rollplex_coordinator.decisions.schedule import Schedule
-from rollplex_coordinator.memory.budget import beside, plan_memory
+from rollplex_coordinator.memory.budget import host_place, plan_memory
 from rollplex_coordinator.memory.device_sizes import sizes_of
 from rollplex_coordinator.memory.fleet_budget import plan_node
 from rollplex_coordinator.memory.holder import Holder
@@ -39,6 +42,7 @@ from rollplex_coordinator.steps.feed import Feed, StepInputs
 from rollplex_coordinator.steps.sampling import Samples
 from rollplex_coordinator.steps.segments import standing
 from rollplex_coordinator.steps.step import TrainStep
+from support.fake_cuda import FakeCuda
 from support.workers import ROW_WIDTH, STOP_ID, FakeHub, Workers, named, prompts_of
 
 DEVICE = Device()
@@ -153,13 +157,20 @@ class Core:
         self.journal = FakeJournal(self.story)
         journal: Any = self.journal  # has what Record uses of a journal
         self.record = Record(run_dir, journal, tensorboard=config.run.tensorboard)
-        self.holder = Holder(backend("host"))
-        self.fleet = fleet_of(config)
-        self.sizes, self.data = sizes_of(config, self.fleet, whole=whole), check_data(config)
-        planned = plan_node(config, self.sizes, self.data, self.fleet, budget_bytes)
-        host = None if self.fleet.single else beside(DEVICE)
+        self.fleet, kind = fleet_of(config), MemoryKind(config.device.kind)
+        on_gpus = kind is MemoryKind.CUDA
+        self.gpus = {device: FakeCuda() for device in self.fleet.devices if on_gpus}
+        """What is asked of the driver for each device's memory; empty on hosts."""
+        backends = {device: CudaBackend(driver=Driver(fake)) for device, fake in self.gpus.items()}
+        self.holder = Holder(backend("host"), backends)
+        self.data = check_data(config)
+        longest = max(source.max_prompt_tokens for source in self.data.sources)
+        self.sizes = sizes_of(config, self.fleet, whole=whole, longest_prompt=longest)
+        host_bytes = AMPLE if on_gpus else 0
+        planned = plan_node(config, self.sizes, self.data, self.fleet, budget_bytes, host_bytes=host_bytes)
         self.ledger = Ledger(planned.budgets)
-        self.memory = Memory(self.ledger, self.holder, self.record, DEVICE, host, kind=MemoryKind.HOST)
+        host = host_place(config, DEVICE)
+        self.memory = Memory(self.ledger, self.holder, self.record, DEVICE, host, kind=kind)
         for reservation in planned.reservations:
             self.ledger.reserve(reservation)
         self.workers = Workers(rng)

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from rollplex.errors import StateError
 from rollplex.journal import events
 from rollplex.presets import TINY_WIDE, write_preset
-from rollplex.protocol.common import Committed, Drain, LeaseRef, Role, SegmentRef
+from rollplex.protocol.common import Committed, Drain, LeaseRef, Memory, Role, SegmentRef
 from rollplex.protocol.prefix import PrefixBackward, PrefixForward, ScoreSuffix
 from rollplex.protocol.rollout import GenerateUnit
 from rollplex.protocol.trainer import (
@@ -97,6 +97,46 @@ def told(sent: list[tuple[Peer, Any]], kind: type[Any], key: Callable[[Any], Any
         if isinstance(message, kind):
             found.setdefault(key(message), []).append(peer.device)
     return found
+
+
+@pytest.mark.parametrize("schedule", ["serial", "overlap", "stream"])
+@pytest.mark.parametrize(
+    ("layout", "engine"),
+    [*((layout, "transformers") for layout in sorted(LAYOUTS)), ("4x1/2x2", "sglang"), ("2x1/1x2 apart", "sglang")],
+)
+def test_on_gpus_a_step_s_segments_lie_on_the_gpu_of_their_device_and_nothing_of_it_stays(
+    make_wide: MakeWide, layout: str, engine: str, schedule: str
+) -> None:
+    core = make_wide(
+        layout,
+        run={"schedule": schedule},
+        device={"kind": "cuda"},
+        model={"dtype": "bfloat16"},
+        rollout={"engine": engine, "group_size": 3, "max_new_tokens": 6},
+    )
+    sent, places = watched(core), set[tuple[int, Memory]]()
+    send = core.hub.send
+
+    def check(peer: Peer, message: Any) -> None:
+        for segment in named(message, SegmentRef):
+            held = core.holder.find(segment.segment)
+            assert held is not None
+            assert held.ref.memory is (Memory.HOST if held.ref.kind == "inputs" else Memory.CUDA)
+            if held.ref.memory is Memory.CUDA:
+                assert held.device == peer.device, message
+            places.add((held.device.index, held.ref.memory))
+        send(peer, message)
+
+    core.hub.send = check  # type: ignore[method-assign]
+    run, inputs = core.begin(ROWS)
+    run.run()
+    core.context.feed.done(inputs)
+    assert not core.leased
+    trained = {device.index for device in core.fleet.training_devices}
+    assert {index for index, memory in places if memory is Memory.CUDA} == trained
+    for device, driver in core.gpus.items():
+        assert (driver.calls.count("cuMemCreate") > 0) == (device.index in trained)
+    assert [type(message) for _, message in sent].count(GenerateUnit) > 0
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
