@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import subprocess
+import sys
+import textwrap
 import weakref
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -323,6 +326,25 @@ def test_torch_s_own_tensors_over_a_capsule_keep_what_it_looks_at_until_the_last
     assert bytes(content) == bytes(range(6)) + bytes(58)
     del part
     assert (alive(), dlpack.kept()) == (None, before)
+
+
+def test_a_tensor_that_outlives_everything_does_not_break_the_end_of_its_process() -> None:
+    lines = """
+        import ctypes, torch, torch.utils.dlpack
+        from rollplex.memory import dlpack
+        content = (ctypes.c_uint8 * 64)()
+        for size in range(1, 50):
+            at = ctypes.addressof(content)
+            capsule = dlpack.Capsule(content, kind=dlpack.CPU, number=0, address=at, size_bytes=64)
+            setattr(torch, f"left_{size}", torch.utils.dlpack.from_dlpack(capsule.given))
+        setattr(ctypes, "left", torch.left_1)
+        loop = [torch.left_2]
+        loop.append(loop)
+        print(dlpack.kept())
+        """
+    program = [sys.executable, "-c", textwrap.dedent(lines)]
+    done = subprocess.run(program, check=False, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "49\n", "")
 
 
 def test_sizes_on_a_device_are_whole_granules() -> None:

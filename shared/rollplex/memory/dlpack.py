@@ -51,11 +51,13 @@ _kept: Final[dict[int, tuple[Any, ...]]] = {}
 """By the address of its structure, what a capsule, and after it the arrays made of it, need."""
 
 
-def _drop(address: int) -> None:
-    _kept.pop(address, None)
+def _drop(address: int, kept: dict[int, tuple[Any, ...]] = _kept) -> None:
+    kept.pop(address, None)
 
 
 _drop_later: Final = _Deleter(_drop)
+for _lasting in (_kept, _drop_later):  # arrays may outlive this module when the interpreter ends
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(_lasting))
 
 _new_capsule: Final = ctypes.pythonapi.PyCapsule_New
 _new_capsule.restype = ctypes.py_object
