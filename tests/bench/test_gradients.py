@@ -61,6 +61,18 @@ def _silent(_: str) -> None:
     pass
 
 
+def test_kernels_are_deterministic_unless_asked_otherwise(
+    workload: Workload, wanted: Comparison, tmp_path: Path
+) -> None:
+    """With others a GPU's serial replays differ from each other by more than the bound."""
+    for asked, expected in (((), True), (("run.deterministic=false",), False)):
+        nodes = Nodes(workload)
+        compare_gradients(
+            Comparison(**{**vars(wanted), "overrides": asked, "out": tmp_path / str(expected)}), say=_silent, run=nodes
+        )
+        assert {load(node.config, node.overrides).run.deterministic for node in nodes.nodes} == {expected}
+
+
 def test_responses_are_recorded_once_and_replayed_four_times(workload: Workload, wanted: Comparison) -> None:
     nodes = Nodes(workload, overlap=1e-6)
     compared = compare_gradients(wanted, say=_silent, run=nodes)

@@ -4,6 +4,8 @@
                    └────────────┴─────────────┴─────────┴──────►  differences, and whether they are within bounds
 
 Two serial replays differ by what the hardware itself does (sums in another order); no schedule may differ by much more.
+Kernels are deterministic unless asked otherwise (`run.deterministic=false`): with others two serial replays of a
+model in bfloat16 differ by more on a GPU than what is to be found.
 Each comparison is on disk before the next run: the same folder goes on where it ended. Only the first gradient is
 kept meanwhile.
 """
@@ -33,6 +35,8 @@ from rollplex.layout.shape import read_shape
 FIRST: Final = "serial"
 RUNS: Final = {"serial again": "serial", "overlap": "overlap", "stream": "stream"}
 """What is compared with the first one, and its schedule. The first of these says what the hardware does."""
+DEFAULTS: Final = ("run.deterministic=true",)
+"""Of every run, unless overridden: what a workload for speed has otherwise."""
 TIMES: Final = 2.0
 """A schedule may differ by so many times what two serial replays differ by (bfloat16)."""
 BOUNDS: Final = {"bfloat16": 1e-2, "float32": 1e-5, "float64": 1e-5}
@@ -114,7 +118,9 @@ def compare_gradients(
         RollplexError: a run failed, or kept no gradient.
     """
     replayed = () if wanted.responses is None else ("rollout.engine=replay", f"rollout.replay={wanted.responses}")
-    config = load(wanted.config, [*wanted.overrides, *FIXED, *replayed])  # SGLang would not record in float32
+    config = load(
+        wanted.config, [*DEFAULTS, *wanted.overrides, *FIXED, *replayed]
+    )  # SGLang would not record in float32
     shape = read_shape(config.model.path)
     model = parameter_table(shape, dtype=config.model.dtype, freeze_vision=config.model.freeze_vision)
     table = gradient_table(model)
@@ -214,7 +220,7 @@ class _Runs:
             Node(
                 what=name,
                 config=self._wanted.config,
-                overrides=[*self._wanted.overrides, *overrides],
+                overrides=[*DEFAULTS, *self._wanted.overrides, *overrides],
                 iterations=1,
                 run_dir=self._wanted.out / "runs" / short,
                 log=self._wanted.out / "logs" / f"{short}.log",
