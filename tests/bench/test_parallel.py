@@ -17,6 +17,7 @@ from rollplex.bench.weight_files import WeightsDifference
 from rollplex.bench.workload import Workload
 from rollplex.cli.bench import bench_parallel
 from rollplex.cli.start import prepare
+from rollplex.config import load
 from rollplex.errors import ConfigError, RollplexError
 from rollplex.layout.parameters import gradient_table, parameter_table
 from rollplex.layout.shape import read_shape
@@ -84,6 +85,7 @@ def test_every_iteration_goes_on_from_the_one_devices_checkpoint_before_it(workl
     reference, first, second, *_ = nodes.nodes
     assert {"run.keep_gradients=true", "checkpoint.every=1", "parallel.devices=1"} <= set(reference.overrides)
     assert {"parallel.devices=2", "parallel.training=2", "parallel.rollout=1"} <= set(first.overrides)
+    assert {load(node.config, list(node.overrides)).run.deterministic for node in nodes.nodes} == {True}
     assert {"parallel.training=1", "parallel.rollout=2"} <= set(nodes.nodes[3].overrides)
     assert f"rollout.replay={reference.run_dir / 'completions.jsonl'}" in second.overrides
     assert "--resume" not in nodes.commands[1]

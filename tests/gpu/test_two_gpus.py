@@ -214,7 +214,10 @@ def compared(config: Path, engine: str, tmp_path_factory: pytest.TempPathFactory
     out = tmp_path_factory.mktemp("c")
     words = ["--layouts", "2x1/1x2,1x1+1x1", "--iterations", "1", "--weights", "--out", str(out)]
     chosen = ["--set", f"rollout.engine={engine}", "--set", "optimizer.lr=0.001"]
-    code = run(["bench", "parallel", str(config), *words, *chosen])
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in COLD.items():
+            patch.setenv(name, value)
+        code = run(["bench", "parallel", str(config), *words, *chosen])
     found = msgspec.json.decode((out / "parallel.json").read_bytes(), type=Compared)
     assert code == (1 if found.exceeded else 0)
     return found

@@ -6,6 +6,7 @@
 
 In bfloat16 a layout may differ by `TIMES` what one device differs by: from its own repetition, and from the first
 iteration in float32, whose weights are the same (numbers are rounded at other places then, as they are by ranks).
+Kernels are deterministic unless asked otherwise (`run.deterministic=false`), so that the former is often 0.
 
 Each comparison is on disk before the next node: the same folder goes on where it ended.
 """
@@ -41,6 +42,8 @@ from rollplex.layout.parallel.tally import tally
 from rollplex.layout.parameters import GRADIENTS, ParameterTable, gradient_table, parameter_table
 from rollplex.layout.shape import read_shape
 
+_DEFAULTS: Final = ("run.deterministic=true",)
+"""Of every node, unless overridden: what a workload for speed has otherwise."""
 _SAME: Final = ("eval=[]", "run.alternate=[]", "run.schedule=serial", "rollout.sglang.own_weights=false")
 AGAIN: Final = Placement(training=1, replicas=1, rollout=1, engines=1)
 """One device once more: what the hardware itself makes of the same work."""
@@ -60,7 +63,7 @@ class Found(Struct, frozen=True, kw_only=True):
     publish_s: float
     step_s: float
     idle_s: tuple[float, ...]
-    """By device."""
+    """By device, of several."""
     weights: WeightsDifference | None = None
     """After the update; None: not asked for."""
 
@@ -153,7 +156,7 @@ def compare_layouts(
         StoppedError: a signal ended it.
         RollplexError: a node failed, or kept no gradient.
     """
-    config = load(wanted.config, [*wanted.overrides, *_SAME])
+    config = load(wanted.config, [*_DEFAULTS, *wanted.overrides, *_SAME])
     runs = _Runs(wanted, config, run)
     compared = _read(wanted, config)
     wanted.out.mkdir(parents=True, exist_ok=True)
@@ -200,7 +203,7 @@ def table_of(compared: Compared) -> Table:
             f"{one.refreshed_bytes:,}",
             f"{one.rebuilt_bytes:,}",
             f"{one.publish_s * 1e3:.1f}",
-            " ".join(f"{idle / one.step_s:.0%}" for idle in one.idle_s),
+            " ".join(f"{idle / one.step_s:.0%}" for idle in one.idle_s) or "-",
         )
         for layout, found in compared.found.items()
         for step, one in enumerate(found)
@@ -281,7 +284,7 @@ class _Runs:
             rebuilt_bytes=int(_number(row, "rebuilt_bytes")),
             publish_s=_number(row, "time/publish_s"),
             step_s=_number(row, "time/step_s"),
-            idle_s=tuple(_number(row, f"time/idle/0:{device}_s") for device in range(layout.devices)),
+            idle_s=tuple(_number(row, name) for name in _idle_names(layout) if name in row),
             weights=self._weights(run_dir, step) if self._wanted.weights else None,
         )
 
@@ -360,7 +363,7 @@ class _Runs:
         node = Node(
             what=name,
             config=self._wanted.config,
-            overrides=[*self._wanted.overrides, *_SAME, *overrides],
+            overrides=[*_DEFAULTS, *self._wanted.overrides, *_SAME, *overrides],
             iterations=iterations,
             run_dir=self._wanted.out / "runs" / name,
             log=self._wanted.out / "logs" / f"{name}.log",
@@ -370,6 +373,11 @@ class _Runs:
 
 def _gradient(run_dir: Path, step: int) -> Path:
     return run_dir / GRADIENTS / f"step_{step}.bin"
+
+
+def _idle_names(layout: Placement) -> list[str]:
+    """Keys of a line of metrics; of one device there are none."""
+    return [f"time/idle/0:{device}_s" for device in range(layout.devices)]
 
 
 def _number(row: Mapping[str, object], name: str) -> float:
