@@ -24,7 +24,7 @@ from rollplex.protocol.common import Device, Kind, Memory, Role
 from rollplex_coordinator.decisions.peaks import plan_peak
 from rollplex_coordinator.memory.budget import planned_blocks
 from rollplex_coordinator.memory.sizes import OWN_WEIGHTS, Sizes
-from rollplex_coordinator.planning.placements import Placement, disaggregated_sides, place
+from rollplex_coordinator.planning.placements import NAMES, Placement, disaggregated_sides, place
 from rollplex_coordinator.planning.question import Question, share_of
 from support.core import make_config
 from support.slices import small_shape
@@ -205,3 +205,12 @@ def test_replicas_share_the_prompts_and_their_batches_shrink(tmp_path: Path) -> 
 def test_what_cannot_be_is_refused(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         ask(make_config(tmp_path), **changes)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_overhead_is_that_of_one_device_also_of_a_configuration_for_several(tmp_path: Path, name: str) -> None:
+    gpu = {"model": {"dtype": "bfloat16"}, "device": {"kind": "cuda"}, "memory": {"overhead": None}}
+    one, two = (make_config(tmp_path, **gpu, parallel={"devices": devices}) for devices in (1, 2))
+    assert two.overhead_bytes == 2 * one.overhead_bytes
+    found = [held(place(name, ask(config)), Phase.TRAIN)[Kind.OVERHEAD] for config in (one, two)]
+    assert found == [one.overhead_bytes] * 2

@@ -249,7 +249,8 @@ def _not_yet(question: Question) -> list[str]:
 
 
 def _overhead(question: Question, device: Device) -> PlannedBlock:
-    size = question.config.overhead_bytes
+    config = question.config
+    size = config.overhead_bytes // config.parallel.devices
     return _block(device, Kind.OVERHEAD, "processes", "memory.overhead", size, ALWAYS)
 
 
