@@ -64,8 +64,8 @@ class LoadedPrefix:
         """
         spec, parallel = message.model, message.parallel
         self.device = prepare_torch(spec)
-        # NCCL leaves the context of a share for the device's own, whose stream does not wait for the share's: ranks have
-        # all multiprocessors.
+        # NCCL leaves the context of a share for the device's own, whose stream does not wait for the share's, so that
+        # ranks have all multiprocessors.
         shared = self.device.type == "cuda" and parallel.training == 1
         self.multiprocessors = Multiprocessors(GreenDriver if shared else None)
         self.private_bytes = message.private_bytes
