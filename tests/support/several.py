@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,10 @@ def weights_segments(node: Node) -> dict[Device, NDArray[np.uint8]]:
     """What the actor weights on each device of a node are now, through the descriptors that its coordinator holds."""
     held: dict[int, Path] = {}
     for link in Path(f"/proc/{node.process.pid}/fd").iterdir():
-        match = _NAME.match(str(link.readlink()))
-        if match:
-            held[int(match[1])] = link
+        with suppress(FileNotFoundError):  # another descriptor, which was closed meanwhile
+            match = _NAME.match(str(link.readlink()))
+            if match:
+                held[int(match[1])] = link
     found: dict[Device, NDArray[np.uint8]] = {}
     with Reader(node.run_dir / "journal.sqlite") as reader:
         for record in reader.events_of_type(LeaseGranted):
