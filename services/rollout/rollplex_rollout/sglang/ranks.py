@@ -219,14 +219,15 @@ class Rounds:
             raise EngineError("The ranks of SGLang's engine are apart", needed="a new engine, after a failure")
         trouble = _Trouble(self._look if watched else None, time.monotonic() + deadline_s)
         states = self._gather(torch.tensor([state, len(own)]), trouble)
-        sizes = [int(one[1]) for one in states]
-        contents = [b""] * len(states)
-        if max(sizes):
-            padded = torch.zeros(max(sizes), dtype=torch.uint8)
-            padded[: len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8) if own else padded[:0]
-            gathered = self._gather(padded, trouble)
-            contents = [bytes(one[:size].numpy()) for one, size in zip(gathered, sizes, strict=True)]
         failed = [rank for rank, one in enumerate(states) if int(one[0]) == _FAILED and rank != self._group.rank]
+        if failed:
+            trouble.hurry()  # it may have waited long enough by now
+        try:
+            contents = self._contents([int(one[1]) for one in states], own, trouble)
+        except EngineError:
+            if not failed:
+                raise
+            contents = [b"a failure that it did not stay to tell"] * len(states)
         if failed:
             self._over = True
             raise EngineError(
@@ -237,6 +238,16 @@ class Rounds:
         if trouble.error is not None:
             raise trouble.error
         return contents[0]
+
+    def _contents(self, sizes: Sequence[int], own: bytes, trouble: _Trouble) -> list[bytes]:
+        """What each rank has brought."""
+        if not max(sizes):
+            return [b""] * len(sizes)
+        padded = torch.zeros(max(sizes), dtype=torch.uint8)
+        if own:
+            padded[: len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8)
+        gathered = self._gather(padded, trouble)
+        return [bytes(one[:size].numpy()) for one, size in zip(gathered, sizes, strict=True)]
 
     def _gather(self, tensor: Tensor, trouble: _Trouble) -> list[Tensor]:
         group = self._group.process_group
@@ -273,6 +284,10 @@ class _Trouble:
         self._next = 0.0
         self.error: RollplexError | None = None
 
+    def hurry(self) -> None:
+        """Whoever is waited for may not come any more."""
+        self._end = min(self._end, time.monotonic() + FAILING_S)
+
     def late(self) -> bool:
         """Whether the wait is over."""
         now = time.monotonic()
@@ -282,7 +297,7 @@ class _Trouble:
                 self._look()
             except RollplexError as error:
                 self.error, self._look = error, None
-                self._end = min(self._end, now + FAILING_S)
+                self.hurry()
         return now >= self._end
 
 
