@@ -215,7 +215,8 @@ class _Measuring:
         found: list[tuple[Collective, dist.ProcessGroup | None]] = []
         for one in collectives(self._copies):
             everybody = len(one.members) == self._task.placement.devices
-            group = self._group.process_group if everybody else dist.new_group(list(one.members))
+            made: Any = self._group.process_group if everybody else dist.new_group(list(one.members))
+            group: dist.ProcessGroup | None = made
             if self._task.device in one.members:
                 found.append((one, group))
         return found
@@ -298,8 +299,9 @@ def _carrier(device: torch.device) -> str:
     """What collectives of tensors on a device go through."""
     if device.type == "cpu":
         return "gloo"
-    nccl: Any = torch.cuda.nccl
-    version = nccl.version()
+    from torch.cuda import nccl  # noqa: PLC0415 - what is imported here is only there with CUDA
+
+    version: Any = nccl.version()  # type: ignore[no-untyped-call]
     return f"NCCL {'.'.join(str(number) for number in version)}"
 
 

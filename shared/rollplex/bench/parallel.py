@@ -165,7 +165,8 @@ def compare_layouts(
         runs.reference()
     rounded = config.model.dtype == "bfloat16"
     for layout in (*((AGAIN,) if rounded else ()), *wanted.layouts):
-        for step in range(len(compared.found.get(str(layout), ())), wanted.iterations):
+        there = len(compared.found.get(str(layout)) or ())
+        for step in range(there, wanted.iterations):
             if not runs.another:
                 say(f"{wanted.limit} nodes were started; the same command goes on")
                 return compared
