@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from msgspec.structs import replace
 
-from rollplex.errors import EngineError
+from rollplex.errors import ConfigError, EngineError
+from rollplex.layout.parallel.degrees import RolloutLayout
+from rollplex.layout.parallel.rank import rank_table
 from rollplex.memory.predict import pool_kv_bytes
-from rollplex.protocol.common import Memory
+from rollplex.protocol.common import Memory, Parallel
 from rollplex.protocol.rollout import EngineSpec
 from rollplex_rollout.engine import Setup
 from rollplex_rollout.sglang.arguments import (
     FORCED_ENVIRONMENT,
+    RANKS_ENVIRONMENT,
     SPARE_TOKENS,
     allocator_bytes,
     environment,
+    pool_bytes,
     server_arguments,
 )
 
@@ -102,3 +107,48 @@ def test_messages_between_sglangs_processes_are_not_pickles() -> None:
     assert FORCED_ENVIRONMENT["SGLANG_USE_PICKLE_IPC"] == "0"
     assert "SGLANG_USE_CPU_ENGINE" not in environment(Memory.CUDA)
     assert environment(Memory.HOST)["SGLANG_USE_CPU_ENGINE"] == "1"
+
+
+def ranks_of(node: Node, parallel: Parallel, spec: EngineSpec = SPEC) -> Setup:
+    return dataclasses.replace(setup_of(node, spec), parallel=parallel)
+
+
+def test_each_rank_of_several_is_a_node_of_sglangs_with_one_gpu(shared_node: Node) -> None:
+    for rank in (0, 1):
+        parallel = Parallel(training=2, rollout=2, device=rank, rank=rank, meet="unused")
+        arguments = server_arguments(ranks_of(shared_node, parallel))
+        assert (arguments["tp_size"], arguments["nnodes"], arguments["node_rank"]) == (2, 2, rank)
+        assert arguments["disable_custom_all_reduce"] is True
+        assert "base_gpu_id" not in arguments
+    several = Parallel(training=2, rollout=1, device=1, replica=1, replicas=2, meet="unused")
+    assert server_arguments(ranks_of(shared_node, several)) == server_arguments(setup_of(shared_node))
+
+
+def test_more_ranks_than_trainings_are_refused(shared_node: Node) -> None:
+    with pytest.raises(ConfigError, match="parallel.rollout: 2 over parallel.training: 1"):
+        server_arguments(ranks_of(shared_node, Parallel(training=1, rollout=2, meet="unused")))
+
+
+def test_ranks_draw_the_same_and_nothing_multicasts_or_waits_for_its_end() -> None:
+    needed = {
+        "SYNC_TOKEN_IDS_ACROSS_TP": "1",
+        "SGLANG_BLOCK_NONZERO_RANK_CHILDREN": "0",
+        "NCCL_NVLS_ENABLE": "0",
+        "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    }
+    assert needed.items() <= RANKS_ENVIRONMENT.items()
+    assert environment(Memory.CUDA, 2)["NCCL_CUMEM_ENABLE"] == "1"
+    assert "NCCL_CUMEM_ENABLE" not in environment(Memory.CUDA)
+
+
+def test_a_rank_may_take_the_pool_of_its_own_heads(shared_node: Node) -> None:
+    spec = replace(SPEC, private_bytes=10**9)
+    shape = dataclasses.replace(shared_node.shape, heads=4, kv_heads=2)
+    whole = dataclasses.replace(setup_of(shared_node, spec), shape=shape)
+    rank = dataclasses.replace(whole, parallel=Parallel(training=2, rollout=2, rank=1, device=1, meet="unused"))
+    assert pool_bytes(whole) == 2 * pool_bytes(rank)
+    assert allocator_bytes(rank) == 10**9 + pool_bytes(rank)
+    own = dataclasses.replace(rank, engine=replace(spec, own_weights=True))
+    table = rank_table(own.table, own.shape, RolloutLayout(degree=2), 1)
+    assert allocator_bytes(own) == allocator_bytes(rank) + table.total_bytes
+    assert table.total_bytes < own.table.total_bytes

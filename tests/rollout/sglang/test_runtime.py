@@ -82,6 +82,12 @@ def test_ranks_meet_by_a_file_in_the_engines_folder_and_by_no_tcp_port(
         made.start({}, lambda _: None)
     made.close()
     assert seen == [f"file://{made.folder}/rendezvous"]
+    known = tmp_path / "meet.rollout.1.sglang.0"
+    made = SglangRuntime(make_folder(tmp_path), known)
+    with pytest.raises(EngineError, match="enough"):
+        made.start({}, lambda _: None)
+    made.close()
+    assert seen[1] == f"file://{known}", "that all ranks of an engine know"
     odd = tmp_path / "a?b"
     odd.mkdir()
     made = SglangRuntime(make_folder(odd))

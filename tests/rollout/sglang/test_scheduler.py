@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from rollplex_rollout.sglang.hooks import BUSY
-from rollplex_rollout.sglang.scheduler import begin, with_pictures
+from rollplex_rollout.sglang.scheduler import agreed, begin, with_pictures
 
 
 def scheduler(*, idle: bool) -> Any:
@@ -38,6 +39,32 @@ def test_it_does_not_begin_while_requests_run() -> None:
     with pytest.raises(RuntimeError, match=BUSY):
         begin(made, 41)
     assert made.model_config.hf_eos_token_id == {2, 3}
+
+
+@pytest.mark.parametrize(
+    ("reasons", "said"),
+    [(["", "no room"], "rank 1: no room"), ([BUSY, BUSY], f"^{BUSY}$"), (["first", "second"], "rank 0: first")],
+)
+def test_a_call_that_fails_on_one_rank_fails_on_all(
+    monkeypatch: pytest.MonkeyPatch, reasons: list[str], said: str
+) -> None:
+    def gathered(into: list[str], own: str, group: object) -> None:
+        assert (own, group) == (reasons[0], "gloo")
+        into[:] = reasons
+
+    monkeypatch.setattr(dist, "all_gather_object", gathered)
+    made = SimpleNamespace(ps=SimpleNamespace(tp_size=2), tp_cpu_group="gloo")
+
+    @agreed
+    def call(_: Any, seed: int) -> None:
+        assert seed == 4
+        if reasons[0]:
+            raise RuntimeError(reasons[0])
+
+    with pytest.raises(RuntimeError, match=said):
+        call(made, seed=4)
+    reasons[:] = ["", ""]
+    call(made, seed=4)
 
 
 class Picture:

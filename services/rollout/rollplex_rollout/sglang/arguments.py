@@ -123,7 +123,7 @@ RANKS_ENVIRONMENT: Final = {
 """Besides, where an engine has several ranks."""
 
 
-def environment(device: Memory) -> MappingOf[str, str]:
+def environment(device: Memory, ranks: int = 1) -> MappingOf[str, str]:
     """What SGLang reads from the environment, before it is imported; values that are there already stay, but for those
     that decide what is trusted."""
     values = {
@@ -132,6 +132,8 @@ def environment(device: Memory) -> MappingOf[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
     }
+    if ranks > 1:
+        values["NCCL_CUMEM_ENABLE"] = "1"  # SGLang would switch off how processes reach a GPU that they do not see
     return values | ({} if device is Memory.CUDA else {"SGLANG_USE_CPU_ENGINE": "1"})
 
 

@@ -53,7 +53,7 @@ def start(setup: Setup) -> Engine:
     os.environ.update(FORCED_ENVIRONMENT)
     if several:
         os.environ.update(RANKS_ENVIRONMENT)
-    for name, value in environment(setup.spec.device).items():
+    for name, value in environment(setup.spec.device, setup.parallel.rollout).items():
         os.environ.setdefault(name, value)
     runtime = SglangRuntime(make_folder(setup.run_dir), meeting_file(setup.parallel) if several else None)
     try:
