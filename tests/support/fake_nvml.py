@@ -12,8 +12,8 @@ class NvmlError(Exception):
 
 
 class FakeNvml:
-    """One machine, whose GPUs are alike. `fail`: names of functions that raise. `used_by`: of a GPU by its number, where
-    it is not `used`; `compute_on` likewise."""
+    """One machine, whose GPUs are alike. `fail`: names of functions that raise. `used_by`: of a GPU by its number,
+    where it is not `used`; `compute_on` likewise."""
 
     NVMLError = NvmlError
     NVML_COMPUTEMODE_DEFAULT = 0
