@@ -1,7 +1,7 @@
 """One rank of test_live_ranks.py: a process with a rollout service over the segment of a device of its own, and the
-real SGLang on the CPU.
+real SGLang, on the CPU (float32) or on the one GPU that it sees (bfloat16).
 
-    python live_ranks.py FOLDER RANK        FOLDER/found.RANK.json is what it found
+    python live_ranks.py FOLDER RANK host|cuda        FOLDER/found.RANK.json is what it found
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import numpy as np
-import torch
 
 from rollplex.errors import RollplexError
 from rollplex.layout.parallel.degrees import RolloutLayout, TrainingLayout
@@ -27,7 +26,8 @@ from rollplex.layout.parallel.parts import rollout_parts
 from rollplex.layout.parallel.plan import plan
 from rollplex.memory.digest import digest
 from rollplex.memory.header import HeaderPage
-from rollplex.memory.tensors import tensor, views
+from rollplex.memory.tensors import DTYPES, tensor, views
+from rollplex.model.device import finish, torch_device
 from rollplex.model.parallel.views import shard_views
 from rollplex.protocol.common import Committed, DigestRequest, Drain, Kind, LeaseRef, Memory, Parallel
 from rollplex.protocol.rollout import GenerateUnit, GroupFinished, LoadRollout, Prefilled, Sampling, UnitGenerated
@@ -43,9 +43,9 @@ ALL = (0, 1, 2, 3, 4)
 class Rank:
     """A service of one rank."""
 
-    def __init__(self, folder: Path, rank: int, dtype: str) -> None:
-        run_dir = folder / "run"
-        self.node = node = LiveNode(folder / f"model{rank}", run_dir, dtype)
+    def __init__(self, folder: Path, rank: int, device: Memory) -> None:
+        run_dir, dtype = folder / "run", "float32" if device is Memory.HOST else "bfloat16"
+        self.node = node = LiveNode(folder / f"model{rank}", run_dir, dtype, device)
         node.segments.run_dir = run_dir
         layouts = TrainingLayout(degree=DEGREE), RolloutLayout(degree=DEGREE)
         self.device = plan(node.table, node.shape, *layouts).devices[rank]
@@ -58,7 +58,7 @@ class Rank:
         self.header.initialise(VERSION, digest(self.pages, node.table, self.total_bytes))
         self.version = VERSION
         self.parallel = Parallel(
-            training=DEGREE, rollout=DEGREE, device=rank, rank=rank, meet=str(run_dir / "meet.1"), collective_s=120.0
+            training=DEGREE, rollout=DEGREE, device=rank, rank=rank, meet=str(run_dir / "meet.1"), collective_s=300.0
         )
         self.service = RolloutService(node.segments)
         self.causes = 0
@@ -66,10 +66,10 @@ class Rank:
     def fill(self) -> None:
         """The rank's shards of the node's whole weights."""
         item = self.node.table.item_bytes
-        dtype = {4: torch.float32, 2: torch.bfloat16}[item]
-        numbers = tensor(self.pages, 0, (self.total_bytes // item,), dtype)
+        numbers = tensor(self.pages, 0, (self.total_bytes // item,), DTYPES[self.node.dtype])
         parts = rollout_parts(self.device)
         put_shards(shard_views(numbers, parts), parts, views(self.node.actor, self.node.table))
+        finish(torch_device(self.node.device))
 
     def send(self, kind: Any, **fields: Any) -> list[Any]:
         """The answers to an instruction."""
@@ -151,8 +151,8 @@ def killed(rank: Rank, number: int) -> dict[str, Any]:
     return {"error": error, "seconds": time.monotonic() - start}
 
 
-def run(folder: Path, number: int) -> dict[str, Any]:
-    rank = Rank(folder, number, "float32")
+def run(folder: Path, number: int, device: Memory) -> dict[str, Any]:
+    rank = Rank(folder, number, device)
     (loaded,) = rank.send(
         LoadRollout, model=rank.node.spec, actor=rank.ref, engine=rank.node.engine_spec, parallel=rank.parallel
     )
@@ -176,8 +176,8 @@ def run(folder: Path, number: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    at, own = Path(sys.argv[1]), int(sys.argv[2])
-    with kernels(Memory.HOST):
-        result = run(at, own)
+    at, own, memory = Path(sys.argv[1]), int(sys.argv[2]), Memory(sys.argv[3])
+    with kernels(memory):
+        result = run(at, own, memory)
     (at / f"found.{own}.json").write_text(json.dumps(result))
     os._exit(0)  # what SGLang left half made has finalizers of its own

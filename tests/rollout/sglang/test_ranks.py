@@ -318,6 +318,7 @@ def test_a_scheduler_process_that_dies_ends_the_unit_on_both_ranks(pair: Callabl
     with pytest.raises(EngineError, match=f"rank {rank}: Another rank.*process 7"):
         results[1 - rank].result(20)
     assert time.monotonic() - start < 10
+    assert "abort all" not in made.sglang.story, "there is nobody to end it with"
 
 
 @pytest.mark.parametrize("rank", [0, 1])

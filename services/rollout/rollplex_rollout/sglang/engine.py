@@ -187,7 +187,10 @@ class SglangEngine(Rank):
             )
 
     def _give_up(self, error: BaseException) -> None:
-        """End what runs, and give the unit's K/V back. The first error is the one that is told."""
+        """End what runs, and give the unit's K/V back. The first error is the one that is told. With a rank gone the
+        others' work waits for it on the GPU, and ends with the process."""
+        if self._line.over:
+            return
         try:
             self._runtime.require_alive()
             self._runtime.abort_all()

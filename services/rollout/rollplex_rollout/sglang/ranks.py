@@ -133,6 +133,11 @@ def finished(said: Sampled) -> FinishedGroup:
 class Line(Protocol):
     """How rank 0 tells the others."""
 
+    @property
+    def over(self) -> bool:
+        """Whether a rank has failed: what the others do together will not end."""
+        ...
+
     def tell(self, *said: Said) -> None:
         """Pass on; without anything: it goes on.
 
@@ -148,6 +153,10 @@ class Line(Protocol):
 
 class Alone:
     """Of an engine of one rank."""
+
+    @property
+    def over(self) -> bool:
+        return False
 
     def tell(self, *_: Said) -> None:
         """Nobody is there to hear it."""
@@ -170,6 +179,11 @@ class Rounds:
         self._look = look
         self._deadline_s = deadline_s
         self._over = False
+
+    @property
+    def over(self) -> bool:
+        """See `Line`."""
+        return self._over
 
     def tell(self, *said: Said) -> None:
         """Rank 0's part of a round. See `Line`."""
