@@ -10,7 +10,7 @@ from typing import Any
 
 from rollplex.errors import EngineError, SegmentError
 from rollplex.protocol.rollout import EngineSpec
-from rollplex_rollout.sglang.requests import Request
+from rollplex_rollout.sglang.requests import Images, Request
 from rollplex_rollout.sglang.streams import Chunk
 
 SPEC = EngineSpec(name="sglang", kv_tokens=200, max_running=8, context_tokens=100, prefill_tokens=64)
@@ -52,7 +52,8 @@ class ScriptedSglang:
     def submit(self, work: Coroutine[Any, Any, None]) -> concurrent.futures.Future[None]:
         return asyncio.run_coroutine_threadsafe(work, self.loop)
 
-    async def stream(self, request: Request) -> AsyncIterator[Chunk]:
+    async def stream(self, request: Request, images: Images | None) -> AsyncIterator[Chunk]:
+        assert (images is None) == (request.pictures is None)
         self.story.append(f"send {request.rid[-13:]}")
         async for part in self.script(request):
             yield part

@@ -19,7 +19,7 @@ from rollplex.protocol.rollout import EngineSpec
 from rollplex_rollout.engine import FinishedGroup, Setup, Unit, UnitReport
 from rollplex_rollout.sglang import engine as engine_module
 from rollplex_rollout.sglang.engine import SglangEngine, unit_seed
-from rollplex_rollout.sglang.requests import Request
+from rollplex_rollout.sglang.requests import Images, Request, Requests
 from rollplex_rollout.sglang.starting import require_offsets, require_sizes
 from rollplex_rollout.sglang.streams import Chunk
 from support.scripted_sglang import SPEC, ScriptedRemote, ScriptedSglang, chunk, silent, whole
@@ -81,11 +81,48 @@ def test_a_unit_from_the_first_request_to_the_report(make: Callable[..., Bench])
 
 
 def test_the_rest_of_a_group_is_asked_for_only_after_its_first_token(make: Callable[..., Bench]) -> None:
+    begun: list[str] = []
+    bench: Bench
+
+    async def script(request: Request) -> AsyncIterator[Chunk]:
+        assert request.rid[-6:] == "000000" or request.rid[-13:-7] in begun
+        for part in whole(request):
+            await asyncio.sleep(0.02)
+            begun.append(request.rid[-13:-7])
+            yield part
+
     bench = make()
+    bench.sglang.script = script
     bench.generate(bench.node.unit((0, 1), group_size=3))
     sent = [line.removeprefix("send ") for line in bench.sglang.story if line.startswith("send")]
-    assert sent[:2] == ["000000-000000", "000001-000000"]
-    assert sorted(sent[2:]) == ["000000-000001", "000000-000002", "000001-000001", "000001-000002"]
+    assert sorted(sent) == [f"{prompt:06d}-{sample:06d}" for prompt in range(2) for sample in range(3)]
+    assert [name for name in sent if name.endswith("-000000")] == ["000000-000000", "000001-000000"]
+
+
+def test_nothing_reads_a_units_pictures_when_its_end_is_told(
+    make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its segment is unmapped next."""
+    reading, ended = threading.Event(), threading.Event()
+
+    async def script(request: Request) -> AsyncIterator[Chunk]:
+        await asyncio.to_thread(reading.wait, 10.0)
+        if request.rid:
+            raise EngineError("of the first prompt, while the second one's pictures are read")
+        yield {}
+
+    def read(_self: Requests, *_: object) -> Images:
+        reading.set()
+        ended.wait(0.3)
+        ended.set()
+        return []
+
+    monkeypatch.setattr(Requests, "_output", read)
+    bench = make()
+    bench.sglang.script = script
+    with pytest.raises(EngineError, match="of the first prompt"):
+        bench.generate(bench.node.unit((1, 0), group_size=2))
+    assert ended.is_set()
 
 
 def test_a_unit_that_cannot_begin_gives_its_memory_back_too(

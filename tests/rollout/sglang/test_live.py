@@ -18,7 +18,7 @@ from rollplex.memory.header import HeaderPage
 from rollplex.memory.predict import pool_kv_bytes
 from rollplex.protocol.common import Memory
 from rollplex_rollout.engine import FinishedGroup, UnitReport
-from rollplex_rollout.sglang.requests import Request
+from rollplex_rollout.sglang.requests import Images, Request
 from rollplex_rollout.sglang.starting import start
 from rollplex_rollout.sglang.streams import Chunk
 from support.live_sglang import CONTEXT, KV_TOKENS, VERSION, LiveNode, kernels, listening, processes, unavailable
@@ -105,8 +105,8 @@ def test_a_prompt_is_prefilled_once_for_its_group_with_its_pictures(
     stream: Any = live.engine._runtime.stream
     cached: dict[str, int] = {}
 
-    async def watched(request: Request) -> AsyncIterator[Chunk]:
-        async for chunk in stream(request):
+    async def watched(request: Request, images: Images | None) -> AsyncIterator[Chunk]:
+        async for chunk in stream(request, images):
             cached[request.rid[-13:]] = chunk["meta_info"]["cached_tokens"]
             yield chunk
 

@@ -27,7 +27,7 @@ def requests_of(node: Node, context: int = 64, dtype: str = "float32") -> Reques
 def only(node: Node, group: int, **changes: Any) -> Any:
     """The processor's output of the first request of a unit of one group."""
     (made,) = requests_of(node, **changes).make(node.unit((group,)), "t")
-    return made[0].image_data
+    return made[0].pictures() if made[0].pictures is not None else None
 
 
 def test_a_request_per_response_with_ids_that_are_no_beginnings_of_each_other(shared_node: Node) -> None:
@@ -37,8 +37,8 @@ def test_a_request_per_response_with_ids_that_are_no_beginnings_of_each_other(sh
     assert not any(a != b and b.startswith(a) for a in rids for b in rids)
     assert made[1][0].input_ids == shared_node.prompts[1].ids.tolist()
     first, *others = made[0]
-    assert first.image_data is not None
-    assert all(request.image_data is None for request in others), "pictures are sent once a prompt"
+    assert first.pictures is not None
+    assert all(request.pictures is None for request in others), "pictures are sent once a prompt"
     assert {prompt_of(request.rid) for request in made[0]} == {f"u7{PICTURED}-000000"}
     assert {prompt_of(request.rid) for request in made[1]} == {"u7-000001"}, "a prompt without pictures"
 

@@ -22,6 +22,7 @@ import logging
 import queue
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Protocol
 
 from rollplex.errors import EngineError, RollplexError
@@ -32,7 +33,7 @@ from rollplex_rollout.philox import draw_key
 from rollplex_rollout.sglang import ranks
 from rollplex_rollout.sglang.hooks import BEGIN, REST, TOGETHER
 from rollplex_rollout.sglang.rank import Rank, Remote
-from rollplex_rollout.sglang.requests import Request, Requests
+from rollplex_rollout.sglang.requests import Images, Request, Requests
 from rollplex_rollout.sglang.streams import Chunk, Done, Finished, Inbox, Prefilled, Streams
 
 STALL_S: Final = 240.0
@@ -50,7 +51,7 @@ class Runtime(Protocol):
 
     def submit(self, work: Coroutine[Any, Any, None]) -> concurrent.futures.Future[None]: ...
 
-    def stream(self, request: Request) -> AsyncIterator[Chunk]: ...
+    def stream(self, request: Request, images: Images | None) -> AsyncIterator[Chunk]: ...
 
     def abort_all(self) -> None: ...
 
@@ -135,6 +136,7 @@ class SglangEngine(Rank):
         prefilled: Callable[[], None],
     ) -> None:
         sampling = unit.sampling
+        reader = ThreadPoolExecutor(1, "pictures")
         streams = Streams(
             groups=[slot.group for slot in unit.prompts],
             requests=requests,
@@ -142,6 +144,7 @@ class SglangEngine(Rank):
             forced=bool(sampling.forced_lengths),
             stream=self._runtime.stream,
             inbox=inbox,
+            reader=reader,
         )
         running = self._runtime.submit(streams.run())
         try:
@@ -162,6 +165,7 @@ class SglangEngine(Rank):
                     return
         finally:
             running.cancel()
+            reader.shutdown(cancel_futures=True)  # waits for the picture that it reads: its segment is unmapped next
 
     def _next(self, inbox: Inbox) -> list[Prefilled | Finished | Done]:
         """What has happened since the last call; nothing, where that was a while ago."""

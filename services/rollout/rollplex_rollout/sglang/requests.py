@@ -5,15 +5,16 @@ without their pictures make a request that never ends). Does not know SGLang's c
 `async_generate` takes.
 
 Ids come with one placeholder per merged patch, pictures as the processor's output: SGLang tokenizes nothing and
-processes no image. Positions are ours too, so that a video's are those of the trainer.
+processes no image. Positions are ours too, so that a video's are those of the trainer. What must be checked is, for all
+prompts of a unit, before any is sent; pixels are read when a prompt's turn comes, tens of megabytes each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
-from typing import Any
+from hashlib import sha256
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -31,6 +32,9 @@ FIRST_CHUNK_THEN_EVERY = 32
 """Tokens between two chunks of a stream; the first token comes alone. Each chunk costs the rollout process a wake-up,
 and nobody waits for a token."""
 
+Images: TypeAlias = list[dict[str, Any]]
+"""One processor's output for all media of a prompt, as SGLang takes it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
@@ -39,9 +43,9 @@ class Request:
     rid: str
     """None is the beginning of another: SGLang aborts by beginnings."""
     input_ids: list[int]
-    image_data: list[dict[str, Any]] | None
-    """One processor's output for all media of the prompt; None if it has none, or if an earlier request of the prompt
-    brings them (`hooks.PICTURED`)."""
+    pictures: Callable[[], Images] | None
+    """Reads the prompt's media out of the inputs segment, which must still be mapped; slow, for a thread beside. None:
+    it has none, or an earlier request of the prompt brings them (`hooks.PICTURED`)."""
     sampling: dict[str, Any]
     limit: int
     """Tokens of the response, at most; exactly, if the unit forces lengths."""
@@ -97,7 +101,7 @@ class Requests:
             Request(
                 rid=f"{tag}{mark}-{index:06d}-{sample:06d}",
                 input_ids=ids,
-                image_data=None if sample else media,
+                pictures=None if sample else media,
                 sampling=sampling_parameters(unit.sampling, limit),
                 limit=limit,
             )
@@ -106,11 +110,21 @@ class Requests:
 
     def _media(
         self, inputs: Mapping, slot: PromptSlot, ids: list[int], positions: Tensor, where: str
-    ) -> list[dict[str, Any]] | None:
+    ) -> Callable[[], Images] | None:
         if not slot.media:
             self._check_text(slot, ids, positions, where)
             return None
         images, videos = self._by_kind(slot, ids, where)
+        return lambda: self._output(inputs, slot, positions, images, videos)
+
+    def _output(
+        self,
+        inputs: Mapping,
+        slot: PromptSlot,
+        positions: Tensor,
+        images: Sequence[MediaSlot],
+        videos: Sequence[MediaSlot],
+    ) -> Images:
         output: dict[str, Any] = {
             "format": "processor_output",
             "mrope_positions": positions,
@@ -121,7 +135,8 @@ class Requests:
             (videos, "pixel_values_videos", "video_grid_thw"),
         ):
             if slots:
-                output[pixels] = torch.cat([self._pixels(inputs, medium) for medium in slots])
+                read = [self._pixels(inputs, medium) for medium in slots]
+                output[pixels] = read[0] if len(read) == 1 else torch.cat(read)
                 output[grid] = torch.tensor([frame for medium in slots for frame in _frames(medium)])
         if len(slot.media) == 1:
             output["hash"] = _picture_hash(output.get("pixel_values", output.get("pixel_values_videos")))
@@ -204,4 +219,4 @@ def _runs(ids: Sequence[int], marks: tuple[int, ...]) -> list[tuple[int, int]]:
 def _picture_hash(pixels: Any) -> int:
     """What SGLang tells one picture from another by, made once a prompt instead of once a response: 63 bits."""
     content = pixels.contiguous().view(torch.uint8).numpy()
-    return int.from_bytes(blake2b(content, digest_size=8).digest(), "big") >> 1
+    return int.from_bytes(sha256(content).digest()[:8], "big") >> 1  # processors have instructions for this one

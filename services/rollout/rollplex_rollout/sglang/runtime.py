@@ -41,7 +41,7 @@ from rollplex.errors import EngineError
 from rollplex_rollout.sglang import wire
 from rollplex_rollout.sglang.hooks import BUSY
 from rollplex_rollout.sglang.remote import Door, RemoteWeights
-from rollplex_rollout.sglang.requests import Request
+from rollplex_rollout.sglang.requests import Images, Request
 from rollplex_rollout.sglang.streams import Chunk
 
 START_DEADLINE_S: Final = 600.0
@@ -126,16 +126,17 @@ class SglangRuntime:
         """Run a coroutine in SGLang's event loop."""
         return asyncio.run_coroutine_threadsafe(work, self._engine.loop)
 
-    async def stream(self, request: Request) -> AsyncIterator[Chunk]:
-        """The chunks of one request. In SGLang's event loop."""
+    async def stream(self, request: Request, images: Images | None) -> AsyncIterator[Chunk]:
+        """The chunks of one request with these pictures. In SGLang's event loop."""
         chunks = await self._engine.async_generate(
             input_ids=request.input_ids,
-            image_data=request.image_data,
+            image_data=images,
             sampling_params=request.sampling,
             return_logprob=True,
             stream=True,
             rid=request.rid,
         )
+        del images  # SGLang has them
         async for chunk in chunks:
             yield chunk
 

@@ -4,7 +4,8 @@ Owns: the order in which they are sent, what becomes of their chunks, and when a
 event loop; knows no SGLang, only streams of chunks. `Inbox` is what the thread that called `generate` waits on.
 
 Of each prompt one response is asked for first, and the others when its first token is here: by then the prompt's keys
-and values are in SGLang's radix tree, so that a prompt is prefilled, and its pictures are encoded, once.
+and values are in SGLang's radix tree, so that a prompt is prefilled, and its pictures are encoded, once. Prompts are
+sent in their order; a thread beside reads the pictures of each while SGLang works on those before.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import math
 import queue
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
@@ -21,12 +23,11 @@ import numpy as np
 
 from rollplex.errors import EngineError
 from rollplex_rollout.engine import FinishedGroup
-from rollplex_rollout.sglang.requests import Request
+from rollplex_rollout.sglang.requests import Images, Request
 
 Chunk: TypeAlias = dict[str, Any]
 """As SGLang's `async_generate(stream=True)` gives it: new ids, and their log-probabilities in meta_info."""
-Stream: TypeAlias = Callable[[Request], AsyncIterator[Chunk]]
-
+Stream: TypeAlias = Callable[[Request, Images | None], AsyncIterator[Chunk]]
 
 ROUNDING: Final = 1e-4
 """The logarithm of a float32 softmax of 1 can be above 0 by less than this."""
@@ -86,6 +87,7 @@ class Streams:
         forced: bool,
         stream: Stream,
         inbox: Inbox,
+        reader: Executor,
     ) -> None:
         """Sends nothing yet.
 
@@ -94,6 +96,7 @@ class Streams:
             requests: by prompt, then sample.
             stop_ids: end a response, unless lengths are forced.
             forced: every response has exactly its limit.
+            reader: of one thread, which reads pictures; whoever made it ends it.
         """
         self._groups = groups
         self._requests = requests
@@ -102,6 +105,7 @@ class Streams:
         self._forced = forced
         self._stream = stream
         self._inbox = inbox
+        self._reader = reader
 
     async def run(self) -> None:
         """All of it; the last event is `Done`. Cancelled: nothing is left running here (SGLang must be told)."""
@@ -134,13 +138,17 @@ class Streams:
         response = _Response()
         self._inbox.open.add(request.rid)
         reason: Any = None
-        async for chunk in self._stream(request):
+        async for chunk in self._stream(request, await self._images(request) if started else None):
             reason = self._take(request, response, chunk)
             if started is not None:
                 started.set()
         self._check(request, response, reason)
         self._inbox.open.discard(request.rid)
         return response
+
+    async def _images(self, request: Request) -> Images | None:
+        """Of a prompt's first request. Those without pictures wait their turn too."""
+        return await asyncio.get_running_loop().run_in_executor(self._reader, request.pictures or _none)
 
     def _take(self, request: Request, response: _Response, chunk: Chunk) -> Any:
         """Add a chunk; returns why the request has ended, or None."""
@@ -184,6 +192,10 @@ class Streams:
             logprobs=np.asarray([value for response in responses for value in response.logprobs], dtype=np.float64),
             stopped=tuple(response.tokens[-1] in self._stop_ids for response in responses),
         )
+
+
+def _none() -> None:
+    return None
 
 
 def _first(error: BaseException) -> BaseException:
