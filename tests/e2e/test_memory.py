@@ -105,6 +105,13 @@ def test_leases_never_exceed_the_budget(scarce: Finished, refused: Finished) -> 
         assert sum(held.values()) <= budget
 
 
+def test_the_first_steps_inputs_are_made_while_models_load(ample: Finished) -> None:
+    events = [record.event for record in ample.records]
+    inputs = next(n for n, event in enumerate(events) if isinstance(event, LeaseGranted) and event.kind is Kind.INPUTS)
+    loaded = [n for n, event in enumerate(events) if isinstance(event, ServiceReady)]
+    assert inputs < min(loaded)
+
+
 def memfd_bytes(pid: int) -> dict[str, int]:
     """Names and sizes of the segments that a process holds, as the kernel sees them."""
     found = {}

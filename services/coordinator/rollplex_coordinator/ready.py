@@ -32,7 +32,7 @@ from rollplex_coordinator.processes.node import Node
 from rollplex_coordinator.records.record import Record
 from rollplex_coordinator.resuming import Resumption, judge_fingerprints, judge_libraries
 from rollplex_coordinator.steps.context import Context
-from rollplex_coordinator.steps.feed import Feed
+from rollplex_coordinator.steps.feed import Feed, training_rows
 from rollplex_coordinator.steps.loading import check_data, load_models, open_rewards
 from rollplex_coordinator.steps.sampling import Samples
 from rollplex_coordinator.telling import say
@@ -40,13 +40,20 @@ from rollplex_coordinator.verify.check import choose_row
 
 
 def get_ready(
-    node: Node, control: CoreControl, options: Options, roles: Sequence[Role], resumption: Resumption | None
+    node: Node,
+    control: CoreControl,
+    options: Options,
+    roles: Sequence[Role],
+    resumption: Resumption | None,
+    *,
+    first: int | None,
 ) -> Context:
     """Everything between the start of the processes and the first step. `control` learns of memory and gate.
 
     Args:
         roles: those that were started.
         resumption: the checkpoint to go on from; None: a new run.
+        first: the step of training that comes next, whose inputs are made while models load; None: none was asked for.
 
     Raises:
         RollplexError: whatever keeps this node from running; what can be refused before the model is loaded, is.
@@ -79,6 +86,9 @@ def get_ready(
     if resumption is not None and options.resume is not None:  # before anything is loaded
         found = fingerprints(data, model_files.result(config.deadlines.load_s), rewards)
         _warn(judge_fingerprints(resumption, found, options.resume.accepted))
+    feed = Feed(node.link, memory, config.deadlines.unit_s)
+    if first is not None:
+        feed.prepare_step(first, training_rows(config, data, first))
     node.link.await_peers(roles, config.deadlines.start_s)
     notice = Silent() if node.gpus is None else Beside(node.run_dir)  # an engine looks for it as it loads
     restore = None if resumption is None else resumption.restore
@@ -100,7 +110,7 @@ def get_ready(
         link=node.link,
         memory=memory,
         record=node.record,
-        feed=Feed(node.link, memory, config.deadlines.unit_s),
+        feed=feed,
         samples=Samples(node.link, node.record, config.run, config.deadlines.unit_s),
         gate=gate,
         sizes=sizes,

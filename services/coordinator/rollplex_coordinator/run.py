@@ -19,10 +19,8 @@ import time
 
 from rollplex.checkpoint.folder import CHECKPOINTS, folders
 from rollplex.checkpoint.state import RunState
-from rollplex.config.checks import TRAIN
 from rollplex.config.config import Config
 from rollplex.config.loading import dump, load
-from rollplex.data.order import rows_of_step
 from rollplex.errors import JournalError, RollplexError
 from rollplex.journal.events import Event, RunEnded, StopRequested, StopWhen
 from rollplex.journal.phases import Phase
@@ -48,6 +46,7 @@ from rollplex_coordinator.startup import process_start_s, run_started
 from rollplex_coordinator.steps.checkpointing import Checkpoints
 from rollplex_coordinator.steps.context import Context
 from rollplex_coordinator.steps.evaluate import Evaluation
+from rollplex_coordinator.steps.feed import training_rows
 from rollplex_coordinator.steps.iteration import Iteration
 from rollplex_coordinator.swapping import Swapping
 from rollplex_coordinator.telling import EXIT_ERROR, exit_code, log_to_terminal, say, told
@@ -237,7 +236,8 @@ class _Run:
         url = self._api.start(self._control, node.run_id)
         say(f"rollplex: run {node.run_id} in {node.run_dir}, API at {url} (token in {node.run_dir / 'token'})")
         node.record.stage("control API", api_s)
-        context = get_ready(node, self._control, self._options, self._roles, self._resumption)
+        first = self._work.done if self._options.verify is None and self._work.iterate else None
+        context = get_ready(node, self._control, self._options, self._roles, self._resumption, first=first)
         self.ready = True
         self._write_config()
         if self._options.verify is not None:
@@ -294,8 +294,7 @@ class _Run:
         context.record.step = None
 
     def _rows(self, context: Context, step: int) -> tuple[int, ...]:
-        good, data = context.data.usable(TRAIN), self._config.data
-        return rows_of_step(step, data.prompts_per_iteration, good, seed=self._config.run.seed, shuffle=data.shuffle)
+        return training_rows(self._config, context.data, step)
 
     def _evaluate(self, context: Context, *, step: int, last: bool) -> None:
         for section in self._config.eval:

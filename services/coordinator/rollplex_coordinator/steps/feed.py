@@ -1,4 +1,4 @@
-"""The input child's client: the inputs segment of each step, prepared one step ahead.
+"""The input child's client: the inputs segment of each step, made one step ahead; the first one's while models load.
 
     PrepareInputs ─► InputsSized ─► lease, segment ─► WriteInputs ─► InputsWritten
 
@@ -12,12 +12,21 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
+from rollplex.config.checks import TRAIN
+from rollplex.config.config import Config
+from rollplex.data.order import rows_of_step
 from rollplex.journal.phases import Phase
 from rollplex.protocol.common import Kind, PromptSlot, Role, SegmentRef
-from rollplex.protocol.inputs import InputsSized, InputsWritten, PrepareInputs, WriteInputs
+from rollplex.protocol.inputs import DataChecked, InputsSized, InputsWritten, PrepareInputs, WriteInputs
 from rollplex_coordinator.memory.leasing import Blocks, Memory, Want
 from rollplex_coordinator.processes.hub import Peer
 from rollplex_coordinator.processes.link import Link
+
+
+def training_rows(config: Config, data: DataChecked, step: int) -> tuple[int, ...]:
+    """The rows of a step of training, in the order of their groups."""
+    prompts, good = config.data.prompts_per_iteration, data.usable(TRAIN)
+    return rows_of_step(step, prompts, good, seed=config.run.seed, shuffle=config.data.shuffle)
 
 
 class StepInputs(Struct, frozen=True, kw_only=True):
@@ -53,6 +62,10 @@ class Feed:
                 lambda cause: PrepareInputs(cause=cause, step=key, source=source, rows=rows),
                 f"prepare {len(rows)} rows",
             )
+
+    def prepare_step(self, step: int, rows: tuple[int, ...]) -> None:
+        """Have the inputs of a step of training made, as `prepare`."""
+        self.prepare(step, TRAIN, rows)
 
     def take(self, key: int) -> StepInputs:
         """The inputs of a prepared key; pumps until they are written."""

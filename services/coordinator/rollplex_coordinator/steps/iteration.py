@@ -51,10 +51,10 @@ class Iteration:
         started = time.monotonic()
         c.record.phase_seconds.clear()
         version = c.record.version
-        c.feed.prepare(self._step, TRAIN, self._rows)
+        c.feed.prepare_step(self._step, self._rows)
         inputs = c.feed.take(self._step)
         if self._ahead is not None:
-            c.feed.prepare(self._step + 1, TRAIN, self._ahead)
+            c.feed.prepare_step(self._step + 1, self._ahead)
         c.samples.ask(self._step, self._rows)
         config = c.config
         plan = plan_step(
