@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from rollplex import nvml
 from rollplex.errors import ConfigError
-from rollplex.nvml import Gpu, GpuError, GpuProcess, check_alone
+from rollplex.nvml import Gpu, GpuError, GpuProcess, check_alone, described
 from support.fake_nvml import FakeNvml
 
 MIB = 2**20
@@ -83,11 +87,28 @@ def test_a_driver_that_stops_answering_is_an_error_of_its_own() -> None:
         gpu.processes()
 
 
+def test_others_are_told_by_what_they_run() -> None:
+    program = [sys.executable, "-c", "print(flush=True); input()  # another's"]
+    child = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    child.stdout.readline()
+    pids = (os.getpid(), child.pid)
+    here, there = (described([GpuProcess(pid=pid, used_bytes=MIB)]) for pid in pids)
+    assert here.startswith(f"pid {os.getpid()} (")
+    assert "another's) with 1 MiB" in there
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert ", ending) with" in described([GpuProcess(pid=child.pid, used_bytes=MIB)])
+    child.communicate()
+    assert described([GpuProcess(pid=child.pid, used_bytes=MIB)]) == f"pid {child.pid} (not in sight) with 1 MiB"
+
+
 def test_others_on_the_gpu_are_refused_unless_the_budget_says_what_is_ours() -> None:
     fake = FakeNvml()
     fake.compute = [(7, 100 * MIB), (8, None)]
     gpu = Gpu(fake, 0)
-    with pytest.raises(ConfigError, match="got pid 7 with 100 MiB, pid 8 with an unknown amount.*memory.budget"):
+    refused = r"got pid 7 \(.*\) with 100 MiB, pid 8 \(.*\) with an unknown amount.*memory.budget"
+    with pytest.raises(ConfigError, match=refused):
         check_alone(gpu, (), budget_is_set=False)
     assert [process.pid for process in check_alone(gpu, (7,), budget_is_set=True)] == [8]
     assert check_alone(gpu, (7, 8), budget_is_set=False) == ()

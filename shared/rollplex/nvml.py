@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Collection
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
@@ -17,6 +18,8 @@ from rollplex.errors import ConfigError, RollplexError
 
 MIN_CUDA = 13_000
 """What the driver must support, as NVML counts (13.0): that which cuda-bindings, our way to segments, is made for."""
+MAX_SHOWN = 120
+"""Characters of a program's words."""
 
 
 class GpuInfo(Struct, frozen=True, kw_only=True):
@@ -245,12 +248,21 @@ def check_alone(gpu: Gpu, ours: Collection[int], *, budget_is_set: bool) -> tupl
 
 
 def described(processes: Collection[GpuProcess]) -> str:
-    """For errors and logs: pid and MiB of each."""
+    """For errors and logs: pid, program and MiB of each."""
     return ", ".join(
-        f"pid {process.pid} with "
+        f"pid {process.pid} ({_program(process.pid)}) with "
         + ("an unknown amount" if process.used_bytes is None else f"{process.used_bytes / 2**20:,.0f} MiB")
         for process in processes
     )
+
+
+def _program(pid: int) -> str:
+    """What a process runs, in the words that it was started with; less of one that ends, or is in another container."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        return words[:MAX_SHOWN] or f"{Path(f'/proc/{pid}/comm').read_text(errors='replace').strip()}, ending"
+    except OSError:
+        return "not in sight"
 
 
 def _text(value: str | bytes) -> str:

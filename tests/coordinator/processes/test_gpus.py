@@ -80,7 +80,7 @@ def test_who_else_is_on_the_gpu_is_given_the_time_to_leave_then_refused(
     opened(cuda(), tmp_path, fake).close()
     monkeypatch.setattr(module, "LEAVING_S", 0.1)
     fake.compute = [(99, GIB)]
-    with pytest.raises(ConfigError, match="Other processes use the GPU; got pid 99 with 1,024 MiB"):
+    with pytest.raises(ConfigError, match=r"Other processes use the GPU; got pid 99 \(.*\) with 1,024 MiB"):
         opened(cuda(), tmp_path, fake)
     assert fake.open == 0
 
