@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -88,18 +89,18 @@ def test_a_driver_that_stops_answering_is_an_error_of_its_own() -> None:
 
 
 def test_others_are_told_by_what_they_run() -> None:
-    program = [sys.executable, "-c", "print(flush=True); input()  # another's"]
-    child = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert child.stdout is not None
-    child.stdout.readline()
+    child = subprocess.Popen(["sleep", "100"])
+    words = Path(f"/proc/{child.pid}/cmdline")
+    while words.read_bytes() != b"sleep\0100\0":
+        time.sleep(0.01)
     pids = (os.getpid(), child.pid)
     here, there = (described([GpuProcess(pid=pid, used_bytes=MIB)]) for pid in pids)
     assert here.startswith(f"pid {os.getpid()} (")
-    assert "another's) with 1 MiB" in there
+    assert there == f"pid {child.pid} (sleep 100) with 1 MiB"
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     assert ", ending) with" in described([GpuProcess(pid=child.pid, used_bytes=MIB)])
-    child.communicate()
+    child.wait()
     assert described([GpuProcess(pid=child.pid, used_bytes=MIB)]) == f"pid {child.pid} (not in sight) with 1 MiB"
 
 
