@@ -91,7 +91,7 @@ def test_a_driver_that_stops_answering_is_an_error_of_its_own() -> None:
 def test_others_are_told_by_what_they_run() -> None:
     child = subprocess.Popen(["sleep", "100"])
     words = Path(f"/proc/{child.pid}/cmdline")
-    while words.read_bytes() != b"sleep\0100\0":
+    while words.read_bytes() != b"sleep\x00100\x00":
         time.sleep(0.01)
     pids = (os.getpid(), child.pid)
     here, there = (described([GpuProcess(pid=pid, used_bytes=MIB)]) for pid in pids)
