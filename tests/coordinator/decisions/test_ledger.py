@@ -178,6 +178,40 @@ def test_a_reservation_that_would_strand_a_request_in_the_queue_is_refused() -> 
     assert [granted.request for granted in ledger.release(first.id, "prefix")] == [2]
 
 
+def test_a_reservation_for_fewer_phases_gives_out_what_the_others_kept() -> None:
+    ledger = in_rollout(100, reservation("work", 60, Phase.ROLLOUT, Phase.TRAIN), reservation("kv", 10, Phase.ROLLOUT))
+    ledger.request(block(30, last=Phase.ROLLOUT))
+    assert isinstance(ledger.request(block(20, last=Phase.ROLLOUT)), Waiting)
+    assert [granted.request for granted in ledger.cover({"work": frozenset({Phase.TRAIN})})] == [2]
+    ledger.check_integrity()
+
+
+def test_a_reservation_takes_other_phases_only_where_there_is_room_and_all_of_them_or_none() -> None:
+    work, more = reservation("work", 60, Phase.TRAIN), reservation("more", 20, Phase.TRAIN)
+    ledger = in_rollout(100, work, more)
+    held = lease_of(ledger.request(block(30, last=Phase.ROLLOUT)))
+    both = dict.fromkeys(("more", "work"), frozenset({Phase.ROLLOUT, Phase.SCORE, Phase.TRAIN}))
+    refused(BudgetError, ledger, lambda: ledger.cover(both))
+    ledger.release(held.id, "prefix")
+    assert ledger.cover(both) == ()
+    refused(BudgetError, ledger, lambda: ledger.request(block(30)))
+    assert isinstance(ledger.request(block(60, reservation="work")), Granted)
+    assert isinstance(ledger.request(block(20)), Granted)
+
+
+def test_a_reservation_that_is_used_or_unknown_takes_no_other_phases() -> None:
+    ledger = in_rollout(100, reservation("kv", 60, Phase.ROLLOUT))
+    lease = lease_of(ledger.request(block(1, last=Phase.ROLLOUT, reservation="kv")))
+    later = frozenset({Phase.TRAIN})
+    assert "nothing drawn" in refused(StateError, ledger, lambda: ledger.cover({"kv": later}))
+    assert "name of a reservation" in refused(StateError, ledger, lambda: ledger.cover({"vk": later}))
+    ledger.release(lease.id, "prefix")
+    refused(StateError, ledger, lambda: ledger.cover({"kv": frozenset()}))
+    ledger.cover({"kv": later})
+    ledger.enter(Phase.TRAIN)
+    assert isinstance(ledger.request(block(60, first=Phase.TRAIN, reservation="kv")), Granted)
+
+
 @pytest.mark.parametrize("size", [-1, 2**53 + 1, 10**30, math.nan, math.inf, 1.0, True, "1", None])
 def test_a_size_that_is_no_number_of_bytes_is_refused(size: Any) -> None:
     ledger = in_rollout(100)
@@ -418,6 +452,20 @@ class Books(RuleBasedStateMachine):
         for device in self.ledger.snapshot().devices:
             granted_now = {lease.id for granted in dropped.granted for lease in granted.leases}
             assert all(lease.producer != owner or lease.id in granted_now for lease in device.leases)
+
+    @rule(
+        name=st.sampled_from(("kv", "workspace", "any", "none")),
+        phases=st.sets(st.sampled_from(WORKING_PHASES)),
+    )
+    def cover(self, name: str, phases: set[Phase]) -> None:
+        granted = self._try(lambda: self.ledger.cover({name: frozenset(phases)}))
+        if granted is None:
+            return
+        assert phases
+        self.reservations = [
+            reservation(name, item.size_bytes, *phases) if item.name == name else item for item in self.reservations
+        ]
+        self._serve(granted)
 
     @rule(data=st.data())
     def move_on(self, data: st.DataObject) -> None:

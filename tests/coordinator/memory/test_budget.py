@@ -90,6 +90,27 @@ def test_private_blocks_are_reserved_for_the_phases_in_which_the_schedule_uses_t
     assert stream[SCORE_WORKSPACE] == {Phase.ROLLOUT, Phase.SCORE}
 
 
+def test_where_schedules_take_turns_each_iteration_keeps_free_what_its_own_one_needs(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    turns = ("stream", "overlap", "stream", "serial")
+    alone = {schedule: reserved(model_folder, run={"schedule": schedule}) for schedule in turns}
+    config = make_config(model_folder, run={"alternate": turns}, data={"prompts_per_iteration": 2})
+    with Core(config, tmp_path, random.Random(0), AMPLE) as core:
+        assert kept(core) == alone["stream"], "what any of them needs is planned for"
+        for step, schedule in enumerate(turns):
+            core.record.step = step
+            Iteration(core.context, step=step, rows=(0, 1), ahead=(0, 1)).run()
+            assert kept(core) == alone[schedule]
+
+
+def kept(core: Core) -> dict[str, frozenset[Phase]]:
+    (device,) = core.memory.view().devices
+    return {
+        reservation.name: frozenset(Phase[name] for name in reservation.phases) for reservation in device.reservations
+    }
+
+
 @pytest.mark.parametrize("schedule", ["serial", "overlap", "stream"])
 def test_recomputed_prefixes_need_one_units_graph_at_a_time_and_only_in_a_backward(
     model_folder: Path, schedule: str
@@ -129,7 +150,11 @@ def test_iterations_never_run_out_of_the_smallest_budget(seed: int, model_folder
     """Also with the inputs of the next step made meanwhile."""
     rng = random.Random(seed)
     sections = {
-        "run": {"schedule": rng.choice(["serial", "overlap", "stream"]), "share_prefix": rng.random() < 0.7},
+        "run": {
+            "schedule": rng.choice(["serial", "overlap", "stream"]),
+            "alternate": rng.choice([(), (), ("stream", "overlap", "serial"), ("overlap", "stream")]),
+            "share_prefix": rng.random() < 0.7,
+        },
         "data": {"prompts_per_iteration": 4},
         "algorithm": {"beta": rng.choice([0.0, 0.1])},
         "batching": {"decode_prompts": rng.choice([0, 1, 3]), "prefix_prompts": rng.choice([0, 1, 2])},

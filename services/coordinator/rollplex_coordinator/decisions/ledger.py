@@ -33,6 +33,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from msgspec.structs import replace
+
 from rollplex.errors import BudgetError, StateError
 from rollplex.journal.phases import Phase
 from rollplex.protocol.common import Device
@@ -119,6 +121,36 @@ class Ledger:
             self._afford(over, what, reservation.size_bytes, account)
         account.reservations[reservation.name] = reservation
         account.drawn[reservation.name] = 0
+
+    def cover(self, phases: Mapping[str, frozenset[Phase]]) -> tuple[Granted, ...]:
+        """Reservations are for other phases from now on; what that leaves room for is granted.
+
+        Args:
+            phases: by the name of a reservation, on whichever devices there is one.
+
+        Raises:
+            BudgetError, StateError: as `reserve`; or there is no such reservation, or something is drawn from one.
+        """
+        known = {name: [a for a in self._accounts.values() if name in a.reservations] for name in phases}
+        for name, accounts in known.items():
+            self._expect(bool(accounts), f"other phases for {name}", "the name of a reservation")
+            self._expect(
+                not any(account.drawn[name] for account in accounts),
+                f"other phases for {name}",
+                "nothing drawn from it",
+            )
+        before = [(account, dict(account.reservations)) for account in self._accounts.values()]
+        try:
+            for account, old in before:
+                for name in old.keys() & phases.keys():  # all are taken back before one is widened
+                    del account.reservations[name]
+                for name in (name for name in old if name in phases):
+                    self.reserve(replace(old[name], phases=phases[name]))
+        except (BudgetError, StateError):
+            for account, old in before:
+                account.reservations = old
+            raise
+        return tuple(granted for account in self._accounts.values() for granted in self._serve(account))
 
     def request(self, *blocks: LeaseRequest) -> Answer:
         """Ask for one block, or for several of one device that are granted together or not at all.

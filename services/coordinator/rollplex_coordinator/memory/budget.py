@@ -7,6 +7,7 @@ the table from `peaks`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from msgspec.structs import replace
 
@@ -151,6 +152,14 @@ def reserved(config: Config, sizes: Sizes) -> list[tuple[str, Kind, Role, frozen
     if config.needs_reference:
         found.append((SCORE_WORKSPACE, Kind.WORKSPACE, Role.PREFIX, score))
     return found
+
+
+def reserved_for(
+    config: Config, sizes: Sizes, schedule: Literal["serial", "overlap", "stream"]
+) -> dict[str, frozenset[Phase]]:
+    """The phases of reservations in a step of one schedule, where those of a run differ: never more than all need."""
+    alone = config.model_copy(update={"run": config.run.model_copy(update={"schedule": schedule, "alternate": ()})})
+    return {name: phases for name, _, _, phases in reserved(alone, sizes)}
 
 
 def _standing(config: Config, sizes: Sizes, inputs_bytes: int) -> list[tuple[Kind, str, str, int]]:

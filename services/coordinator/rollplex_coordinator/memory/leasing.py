@@ -10,7 +10,7 @@ Owns the blocks of the node. Does not decide what fits (ledger) nor when a block
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -96,6 +96,10 @@ class Memory:
                 )
             found += self._grant(answer, (want,), device)
         return Blocks(blocks=tuple(found))
+
+    def cover(self, phases: Mapping[str, frozenset[Phase]]) -> None:
+        """Reservations are for other phases from now on (`Ledger.cover`), and serve who waits."""
+        self._serve(self._ledger.cover(phases))
 
     def when_free(
         self,

@@ -21,6 +21,7 @@ from rollplex_coordinator.decisions.plan import plan_step
 from rollplex_coordinator.decisions.reported import finite, part_means
 from rollplex_coordinator.decisions.schedule import Schedule
 from rollplex_coordinator.decisions.spread import mean_std
+from rollplex_coordinator.memory.budget import reserved_for
 from rollplex_coordinator.records.completions import Completion, Spoken, completions_of
 from rollplex_coordinator.records.sample_table import table_of
 from rollplex_coordinator.steps.context import Context
@@ -51,6 +52,8 @@ class Iteration:
         started = time.monotonic()
         c.record.phase_seconds.clear()
         version = c.record.version
+        if c.config.run.alternate:  # else all steps are alike
+            c.memory.cover(reserved_for(c.config, c.sizes, c.config.run.schedule_of(self._step)))
         c.feed.prepare_step(self._step, self._rows)
         inputs = c.feed.take(self._step)
         if self._ahead is not None:
