@@ -148,6 +148,17 @@ def test_the_error_of_one_that_lost_another_names_the_other_s_death(site: Site) 
         site.link.pump(lambda: False)
 
 
+def test_one_that_aborted_because_another_was_lost_is_not_the_reason_of_the_other_s_error(site: Site) -> None:
+    _, second = site.join_all(Role.PREFIX)
+    site.supervisor.ends[Role.PREFIX] = "killed by SIGABRT"
+    second.send(Failed(cause=1, error=REPORT))
+    with pytest.raises(WorkerFailed, match="what really failed"):
+        site.link.pump(lambda: False)
+    second.send(Failed(cause=1, error=LOST))
+    with pytest.raises(ServiceDied, match="device 0:0 died; got killed by SIGABRT"):
+        site.link.pump(lambda: False)
+
+
 def test_an_error_that_has_no_death_behind_it_is_told_as_it_is(site: Site) -> None:
     _, second = site.join_all(Role.PREFIX)
     site.supervisor.ends[Role.PREFIX] = "exit code 1"

@@ -22,7 +22,7 @@ from rollplex_coordinator.processes.asking import Asking
 from rollplex_coordinator.processes.ends import WorkerDied, WorkerFailed
 from rollplex_coordinator.processes.hub import Arrived, Event, Gone, Hub, Joined, Peer, Ready
 from rollplex_coordinator.processes.stop import StopRun
-from rollplex_coordinator.processes.supervisor import KILLED, Supervisor
+from rollplex_coordinator.processes.supervisor import ABORTED, KILLED, Supervisor
 
 IDLE_TICK_S = 0.5
 LAST_WORDS_S = 0.3
@@ -294,7 +294,9 @@ class Link(Asking):
         end = self._clock() + LAST_WORDS_S
         while others:
             for device in others:
-                if self._supervisor.exit_text(peer.role, device).startswith(KILLED):
+                how = self._supervisor.exit_text(peer.role, device)
+                # Who ends itself so (torch does, when another rank is lost to it) is not why another could not work.
+                if how.startswith(KILLED) and (report.kind == WaitError.__name__ or ABORTED not in how):
                     dead = Peer(role=peer.role, device=device, incarnation=0, pid=0)
                     self._bury(self._peers.get((peer.role, device), dead))
             if report.kind == WaitError.__name__:

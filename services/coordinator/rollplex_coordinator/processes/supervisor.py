@@ -36,6 +36,7 @@ TERM_S = 2.0
 SESSION_S = 2.0
 KILLED_S = 10.0
 _PAUSE_S = 0.01
+ABORTED = signal.SIGABRT.name
 KILLED = "killed by"
 """How the words for an end by a signal begin."""
 

@@ -22,6 +22,9 @@ from rollplex_coordinator.memory.caps import Caps
 from rollplex_coordinator.processes.node import MEET
 from rollplex_coordinator.steps.segments import StandingSegments
 
+COLLECTIVE_MARGIN_S = 30.0
+"""Beyond the coordinator's longest deadline, which begins anew with a sign of life and is looked at twice a second."""
+
 
 class Loads:
     """By team: what `link.call_teams` takes.
@@ -120,7 +123,8 @@ class Loads:
         if team.role not in self._meets:
             return Parallel()
         deadlines = self._config.deadlines
-        return team.met(rank, self._meets[team.role], max(deadlines.load_s, deadlines.unit_s))
+        longest = max(deadlines.load_s, deadlines.unit_s, deadlines.update_s, deadlines.checkpoint_s)
+        return team.met(rank, self._meets[team.role], longest + COLLECTIVE_MARGIN_S)
 
 
 def meeting_files(run_dir: Path, fleet: Fleet) -> dict[Role, str]:

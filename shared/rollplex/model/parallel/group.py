@@ -48,6 +48,9 @@ from rollplex.errors import WaitError
 from rollplex.model.device import HOST, finish
 from rollplex.protocol.common import Parallel
 
+WARM_NUMBERS = 2**20
+"""Of a collective that is there to have NCCL connect."""
+
 _CARRIERS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 """torch's names, by the type of the device that a process computes on."""
 
@@ -116,7 +119,7 @@ def meet(parallel: Parallel, degree: int, device: torch.device = HOST) -> Groups
             yet, in a folder that does. `collective_s` is the deadline of the meeting and of every collective after it.
         degree: of the role's tensor-parallel groups: `parallel.training`, or of a rollout `parallel.rollout`.
         device: that this process computes on. Of a GPU both groups are connected when this returns, and hold what NCCL
-            takes of it, so that no unit is the first to meet a GPU that cannot be reached.
+            takes of it, so that no unit is the first to meet a GPU that cannot be reached (small collectives show it).
 
     Raises:
         WaitError: not all have come before the deadline, or their GPUs do not reach each other.
@@ -146,6 +149,8 @@ def meet(parallel: Parallel, degree: int, device: torch.device = HOST) -> Groups
     if device.type != "cpu":
         for group in (groups.tensor, groups.data):
             group.add(torch.zeros(1, device=device))
+            group.add(torch.zeros(WARM_NUMBERS, dtype=torch.bfloat16, device=device))  # NCCL connects by kind and size
+            group.gather(torch.zeros(WARM_NUMBERS, device=device))
         finish(device)
     return groups
 
