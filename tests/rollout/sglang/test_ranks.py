@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from msgspec.structs import replace
 
-from rollplex.errors import EngineError, ProtocolError
+from rollplex.errors import EngineError, ProtocolError, WaitError
 from rollplex.memory.predict import pool_kv_bytes
 from rollplex.model.parallel.group import TensorGroup
 from rollplex.protocol.common import Memory, Parallel
@@ -102,7 +102,7 @@ def test_a_rank_that_fails_says_why_and_the_line_is_over(ends: Ends, failed: int
     acts: list[Callable[[Rounds], Any]] = [lambda a: a.tell(), lambda b: b.hear()]
     acts[failed] = lambda end: fails(end, LookupError("no such thing"))
     results = ends.both(*acts)
-    with pytest.raises(EngineError, match=f"rank {failed}: Another rank.*LookupError: no such thing"):
+    with pytest.raises(WaitError, match=f"rank {failed}: Another rank.*LookupError: no such thing"):
         results[1 - failed].result(10)
     with pytest.raises(LookupError):
         results[failed].result(10)
@@ -129,7 +129,7 @@ def test_a_rank_whose_sglang_dies_while_it_waits_tells_the_other(ends: Ends) -> 
             rounds.hear()
 
     said, heard = ends.both(lead, follow)
-    with pytest.raises(EngineError, match="Another rank.*process 77"):
+    with pytest.raises(WaitError, match="Another rank.*process 77"):
         said.result(10)
     with pytest.raises(EngineError, match=r"^SGLang has failed.*process 77"):
         heard.result(10)
@@ -137,7 +137,7 @@ def test_a_rank_whose_sglang_dies_while_it_waits_tells_the_other(ends: Ends) -> 
 
 def test_a_rank_that_does_not_come_is_waited_for_until_a_deadline(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks, "SILENT_S", 0.3)
-    with pytest.raises(EngineError, match="did not come"):
+    with pytest.raises(WaitError, match="did not come"):
         ends.rounds[1].hear()
     with pytest.raises(EngineError, match="are apart"):
         ends.rounds[1].hear()
@@ -164,7 +164,7 @@ def test_a_failure_that_nobody_comes_to_hear_of_takes_no_longer_than_its_deadlin
     with pytest.raises(LookupError):
         fails(ends.rounds[0], LookupError("alone"))
     assert time.monotonic() - start < 5
-    with pytest.raises(EngineError, match="rank 0: Another rank.*did not stay to tell"):
+    with pytest.raises(WaitError, match="rank 0: Another rank.*did not stay to tell"):
         ends.rounds[1].hear()
     ends.join(0, len("LookupError: alone"))
 
@@ -295,7 +295,7 @@ def test_ranks_with_different_units_say_so(pair: Callable[..., Pair]) -> None:
     lead, follow = made.generate(made.node.unit((0,)), made.node.unit((1,)))
     with pytest.raises(EngineError, match="different units"):
         follow.result(20)
-    with pytest.raises(EngineError, match="Another rank.*different units"):
+    with pytest.raises(WaitError, match="Another rank.*different units"):
         lead.result(20)
 
 
@@ -315,7 +315,7 @@ def test_a_scheduler_process_that_dies_ends_the_unit_on_both_ranks(pair: Callabl
     results = made.generate()
     with pytest.raises(EngineError, match=r"^SGLang has failed.*process 7"):
         results[rank].result(20)
-    with pytest.raises(EngineError, match=f"rank {rank}: Another rank.*process 7"):
+    with pytest.raises(WaitError, match=f"rank {rank}: Another rank.*process 7"):
         results[1 - rank].result(20)
     assert time.monotonic() - start < 10
     assert "abort all" not in made.sglang.story, "there is nobody to end it with"
@@ -333,7 +333,7 @@ def test_an_error_of_a_ranks_callback_ends_the_unit_on_both(pair: Callable[..., 
     results = made.generate()
     with pytest.raises(LookupError, match="stop here"):
         results[rank].result(20)
-    with pytest.raises(EngineError, match="Another rank.*stop here"):
+    with pytest.raises(WaitError, match="Another rank.*stop here"):
         results[1 - rank].result(20)
 
 

@@ -43,16 +43,25 @@ def test_it_does_not_begin_while_requests_run() -> None:
 
 @pytest.mark.parametrize(
     ("reasons", "said"),
-    [(["", "no room"], "rank 1: no room"), ([BUSY, BUSY], f"^{BUSY}$"), (["first", "second"], "rank 0: first")],
+    [
+        (["", "no room"], "rank 1: no room"),
+        (["", "é" * 900], f"rank 1: {'é' * 500}$"),
+        ([BUSY, BUSY], f"^{BUSY}$"),
+        (["first", "second"], "rank 0: first"),
+    ],
 )
 def test_a_call_that_fails_on_one_rank_fails_on_all(
     monkeypatch: pytest.MonkeyPatch, reasons: list[str], said: str
 ) -> None:
-    def gathered(into: list[str], own: str, group: object) -> None:
-        assert (own, group) == (reasons[0], "gloo")
-        into[:] = reasons
+    def gathered(into: list[torch.Tensor], own: torch.Tensor, group: object) -> None:
+        assert group == "gloo"
+        for part, reason in zip(into, reasons, strict=True):
+            words = list(reason.encode()[: part.numel()])
+            part.zero_()
+            part[: len(words)] = torch.tensor(words, dtype=torch.uint8)
+        assert torch.equal(into[0], own)
 
-    monkeypatch.setattr(dist, "all_gather_object", gathered)
+    monkeypatch.setattr(dist, "all_gather", gathered)
     made = SimpleNamespace(ps=SimpleNamespace(tp_size=2), tp_cpu_group="gloo")
 
     @agreed

@@ -38,6 +38,8 @@ from rollplex_rollout.sglang.streams import Chunk, Done, Finished, Inbox, Prefil
 
 STALL_S: Final = 240.0
 """Without a token of any request for so long, the unit is given up. The first units compile kernels."""
+LEAVING_S: Final = 2.0
+"""How long the unit's tasks may take to end when they are told to."""
 _LOOK_EVERY_S: Final = 0.5
 _SEED_MASK: Final = 2**63 - 1
 
@@ -166,6 +168,7 @@ class SglangEngine(Rank):
         finally:
             running.cancel()
             reader.shutdown(cancel_futures=True)  # waits for the picture that it reads: its segment is unmapped next
+            inbox.await_end(LEAVING_S)  # after that nothing is sent any more
 
     def _next(self, inbox: Inbox) -> list[Prefilled | Finished | Done]:
         """What has happened since the last call; nothing, where that was a while ago."""

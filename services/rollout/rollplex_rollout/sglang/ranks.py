@@ -29,7 +29,7 @@ import torch
 from msgspec import Struct
 from torch import Tensor
 
-from rollplex.errors import EngineError, ProtocolError, RollplexError
+from rollplex.errors import EngineError, ProtocolError, RollplexError, WaitError
 from rollplex.model.parallel.group import TensorGroup
 from rollplex.protocol.common import Count
 from rollplex_rollout.engine import FinishedGroup, Unit, UnitReport
@@ -142,7 +142,8 @@ class Line(Protocol):
         """Pass on; without anything: it goes on.
 
         Raises:
-            EngineError: another rank has failed, is gone, or does not come.
+            WaitError: another rank has failed, is gone, or does not come. What it says itself is the reason then.
+            EngineError: the line has ended.
         """
         ...
 
@@ -197,7 +198,7 @@ class Rounds:
             late: rank 0 may still be at another instruction.
 
         Raises:
-            EngineError: as `tell`; or what `look` raises.
+            WaitError, EngineError: as `tell`; or what `look` raises.
         """
         content = self._round(_FINE, b"", self._deadline_s if late else SILENT_S)
         if not content:
@@ -238,13 +239,13 @@ class Rounds:
             trouble.hurry()  # it may have waited long enough by now
         try:
             contents = self._contents([int(one[1]) for one in states], own, trouble)
-        except EngineError:
+        except WaitError:
             if not failed:
                 raise
             contents = [b"a failure that it did not stay to tell"] * len(states)
         if failed:
             self._over = True
-            raise EngineError(
+            raise WaitError(
                 "Another rank of SGLang's engine has failed",
                 got=contents[failed[0]].decode(errors="replace"),
                 where=f"rank {failed[0]}",
@@ -272,7 +273,7 @@ class Rounds:
             while not work.is_completed():
                 if trouble.late():
                     self._over = True
-                    raise trouble.error or EngineError(
+                    raise trouble.error or WaitError(
                         "A rank of SGLang's engine did not come to a round",
                         needed=f"all {self._group.size} ranks",
                         do="See in the log of their rollout processes what they are at.",
@@ -282,7 +283,7 @@ class Rounds:
             work.wait()
         except RuntimeError as error:
             self._over = True
-            raise trouble.error or EngineError(
+            raise trouble.error or WaitError(
                 "A rank of SGLang's engine is gone", got=str(error), where=f"seen by rank {self._group.rank}"
             ) from error
         return parts

@@ -313,7 +313,12 @@ def _stray(folder: Path) -> list[Any]:
     if zmq is None:
         return []
     found = [each for each in gc.get_objects() if issubclass(type(each), zmq.Socket) and not each.closed]
-    return [sock for sock in found if os.fsencode(folder) in sock.getsockopt(zmq.LAST_ENDPOINT)]
+    stray = []
+    for sock in found:
+        with contextlib.suppress(zmq.ZMQError):  # closed meanwhile by whose it is
+            if os.fsencode(folder) in sock.getsockopt(zmq.LAST_ENDPOINT):
+                stray.append(sock)
+    return stray
 
 
 def _kill_processes(engine: Any) -> None:

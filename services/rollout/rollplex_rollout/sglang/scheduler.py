@@ -24,6 +24,7 @@ LOADER: Final = "sglang.srt.model_loader.loader.get_model_loader"
 ARRIVAL: Final = "sglang.srt.managers.scheduler.Scheduler.handle_generate_request"
 _PICTURES: Final = "rollplex_pictures"
 _THREAD_SWITCH_S: Final = 0.0005
+MAX_REASON_BYTES: Final = 1000
 """The thread that reads headers must not wait 5 ms for the interpreter."""
 
 
@@ -92,13 +93,23 @@ def agreed(call: Callable[..., None]) -> Callable[..., None]:
             call(scheduler, *args, **parameters)
         except Exception as error:  # noqa: BLE001 - said by rank 0, wherever it was raised
             reason = str(error) or type(error).__name__
-        reasons = [""] * ps.tp_size
-        dist.all_gather_object(reasons, reason, group=scheduler.tp_cpu_group)
+        reasons = _said_by_all(reason, ps.tp_size, scheduler.tp_cpu_group)
         rank, found = next(((rank, one) for rank, one in enumerate(reasons) if one), (0, ""))
         if found:
             raise RuntimeError(found if found == BUSY else f"rank {rank}: {found}")
 
     return everywhere
+
+
+def _said_by_all(reason: str, ranks: int, group: Any) -> list[str]:
+    """By rank; each is cut where it is too long."""
+    own = torch.zeros(MAX_REASON_BYTES, dtype=torch.uint8)
+    words = reason.encode()[:MAX_REASON_BYTES]
+    if words:
+        own[: len(words)] = torch.frombuffer(bytearray(words), dtype=torch.uint8)
+    every = [torch.empty_like(own) for _ in range(ranks)]
+    dist.all_gather(every, own, group=group)
+    return [bytes(one.numpy()).rstrip(b"\0").decode(errors="replace") for one in every]
 
 
 @agreed

@@ -11,8 +11,10 @@ sent in their order; a thread beside reads the pictures of each while SGLang wor
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import queue
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor
@@ -28,6 +30,8 @@ from rollplex_rollout.sglang.requests import Images, Request
 Chunk: TypeAlias = dict[str, Any]
 """As SGLang's `async_generate(stream=True)` gives it: new ids, and their log-probabilities in meta_info."""
 Stream: TypeAlias = Callable[[Request, Images | None], AsyncIterator[Chunk]]
+
+log = logging.getLogger("rollplex.rollout.sglang")
 
 ROUNDING: Final = 1e-4
 """The logarithm of a float32 softmax of 1 can be above 0 by less than this."""
@@ -67,6 +71,18 @@ class Inbox:
         """Tokens of the longest response so far."""
         self.open: set[str] = set()
         """The requests that are under way."""
+        self.ended = threading.Event()
+        """Nothing is sent any more."""
+
+    def end(self, error: BaseException | None) -> None:
+        """The last event."""
+        self.events.put(Done(error))
+        self.ended.set()
+
+    def await_end(self, deadline_s: float) -> None:
+        """Wait until nothing is sent any more, as long as that may take."""
+        if not self.ended.wait(deadline_s):
+            log.warning("requests of SGLang's were still being made after %g s", deadline_s)
 
 
 @dataclass
@@ -114,12 +130,12 @@ class Streams:
                 for index in range(len(self._requests)):
                     tasks.create_task(self._group(index))
         except BaseExceptionGroup as error:
-            self._inbox.events.put(Done(_first(error)))
+            self._inbox.end(_first(error))
         except asyncio.CancelledError:
-            self._inbox.events.put(Done(None))
+            self._inbox.end(None)
             raise
         else:
-            self._inbox.events.put(Done(None))
+            self._inbox.end(None)
 
     async def _group(self, index: int) -> None:
         requests = self._requests[index]
@@ -136,9 +152,12 @@ class Streams:
 
     async def _sample(self, request: Request, started: asyncio.Event | None = None) -> _Response:
         response = _Response()
+        images = await self._images(request) if started else None
         self._inbox.open.add(request.rid)
         reason: Any = None
-        async for chunk in self._stream(request, await self._images(request) if started else None):
+        chunks = self._stream(request, images)
+        del images  # tens of megabytes, which are SGLang's now
+        async for chunk in chunks:
             reason = self._take(request, response, chunk)
             if started is not None:
                 started.set()
