@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +15,7 @@ from rollplex.bench.placement import parse_placements
 from rollplex.bench.refresh import PlacementFound, Refreshed, Seconds, Wanted, measure_refresh, notes, table_of
 from rollplex.bench.refresh_plan import Collective, DeviceCopies, collectives, device_copies, rows
 from rollplex.cli.app import run
-from rollplex.errors import ConfigError, RollplexError
+from rollplex.errors import ConfigError, RollplexError, WaitError
 from rollplex.layout.parameters import parameter_table
 from rollplex.layout.published import QWEN2_5_VL
 
@@ -109,6 +111,31 @@ def test_a_process_that_ends_is_told_with_what_it_said_last(tmp_path: Path, monk
     monkeypatch.setattr(refresh, "MODULE", "rollplex_trainer.no_such_module")
     with pytest.raises(RollplexError, match="A process of the bench ended.*No module named"):
         measure_refresh(wanted(tmp_path, "2x1/1x2"), say=print)
+
+
+def process(sock: socket.socket, log: Path) -> Any:
+    """What is used of one while it is waited for."""
+    nothing: Any = None
+    return refresh._Process(sock=sock, process=nothing, log=log, memory=nothing, meet=log)
+
+
+def test_of_processes_that_wait_for_each_other_the_one_that_ended_is_named(tmp_path: Path) -> None:
+    logs = [tmp_path / f"{number}.log" for number in range(2)]
+    ours, theirs = zip(*(socket.socketpair() for _ in logs), strict=True)
+    logs[1].write_text("the reason\n")
+    processes = [process(sock, log) for sock, log in zip(ours, logs, strict=True)]
+    theirs[1].close()
+    with pytest.raises(RollplexError, match=r"1\.log: A process of the bench ended; got the reason"):
+        refresh._answers(processes)
+    for sock in (*ours, theirs[0]):
+        sock.close()
+
+
+def test_processes_that_say_nothing_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refresh, "TASK_S", 0.1)
+    ours, theirs = socket.socketpair()
+    with ours, theirs, pytest.raises(WaitError, match="device 0: Processes of the bench say nothing"):
+        refresh._answers([process(ours, tmp_path)])
 
 
 def seconds(median: float) -> Seconds:

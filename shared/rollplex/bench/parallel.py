@@ -164,6 +164,7 @@ def compare_layouts(
         say(f"one device: {wanted.iterations} iterations")
         runs.reference()
     rounded = config.model.dtype == "bfloat16"
+    left_out = False
     for layout in (*((AGAIN,) if rounded else ()), *wanted.layouts):
         there = len(compared.found.get(str(layout)) or ())
         for step in range(there, wanted.iterations):
@@ -173,7 +174,7 @@ def compare_layouts(
             compared = _with(compared, layout, runs.compare(layout, step), runs.aliased(layout))
             _keep(wanted, compared)
             say(f"{layout}, iteration {step}: differs by {compared.found[str(layout)][step].difference.whole:.2e}")
-        if rounded and compared.rounding is None:
+        if rounded and compared.rounding is None and not left_out:
             if not runs.another:
                 say(f"{wanted.limit} nodes were started; the same command goes on")
                 return compared
@@ -181,6 +182,7 @@ def compare_layouts(
                 rounding = runs.rounding()
             except ConfigError as error:  # most often: it does not fit
                 say(f"one device in float32 is left out: {error}")
+                left_out = True
                 continue
             compared = msgspec.structs.replace(compared, rounding=rounding)
             _keep(wanted, compared)

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import statistics
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -31,7 +33,7 @@ from rollplex.bench.refresh_plan import DeviceCopies, Kind, collectives, device_
 from rollplex.bench.refresh_wire import Measured, Task
 from rollplex.bench.tables import Table
 from rollplex.config.environment import child_environment
-from rollplex.errors import ConfigError, RollplexError
+from rollplex.errors import ConfigError, RollplexError, WaitError
 from rollplex.layout.parameters import parameter_table
 from rollplex.layout.shape import read_shape
 from rollplex.memory import Backend, backend
@@ -217,9 +219,9 @@ class _Process:
             send(self.sock, msgspec.json.encode(task), fds, TASK_S)
 
     def answer(self) -> Measured:
-        """Raises RollplexError if the process ended."""
+        """What it has sent, or is sending. Raises RollplexError if the process ended."""
         try:
-            content, _ = recv(self.sock, TASK_S, _MOST_BYTES, 0)
+            content, _ = recv(self.sock, END_S, _MOST_BYTES, 0)
         except (EOFError, OSError):
             lines = self.log.read_text(encoding="utf-8", errors="replace").strip()[-_TOLD:]
             raise RollplexError(
@@ -247,13 +249,35 @@ def _measure(
                     sizes=sizes,
                     memory=wanted.device,
                     meet=str(process.meet),
-                    collective_s=TASK_S,
+                    collective_s=TASK_S / 2,
                     repeats=wanted.repeats,
                     warmup=wanted.warmup,
                 )
                 process.ask(task, fds)
-            measured = [process.answer() for process in processes]
+            measured = _answers(processes)
     return _found(copies, measured)
+
+
+def _answers(processes: Sequence[_Process]) -> list[Measured]:
+    """In the order of devices; taken as they come, so that the one that ends is named, and not those that wait for it.
+
+    Raises:
+        RollplexError: a process ended.
+        WaitError: some say nothing for too long.
+    """
+    found: dict[int, Measured] = {}
+    end = time.monotonic() + TASK_S
+    while len(found) < len(processes):
+        waiting = {process.sock: device for device, process in enumerate(processes) if device not in found}
+        ready, _, _ = select.select(list(waiting), [], [], max(0.0, end - time.monotonic()))
+        if not ready:
+            raise WaitError(
+                "Processes of the bench say nothing",
+                got=f"no answer within {TASK_S:g} s",
+                where=", ".join(f"device {device}" for device in waiting.values()),
+            )
+        found |= {waiting[sock]: processes[waiting[sock]].answer() for sock in ready}
+    return [found[device] for device in range(len(processes))]
 
 
 def _found(copies: Sequence[DeviceCopies], measured: Sequence[Measured]) -> PlacementFound:

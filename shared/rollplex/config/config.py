@@ -37,7 +37,7 @@ WORKER_OVERHEAD_BYTES = 320 * 2**20
 """The same of each worker beyond those of one device."""
 GPU_OVERHEAD_BYTES = 8 * 2**30
 """Of each GPU's HBM, beside leases: CUDA contexts of three workers and modules of their kernels, the MPS server,
-SGLang's graphs and buffers."""
+SGLang's graphs and buffers; of several GPUs also NCCL's buffers, which were not measured."""
 
 
 class Config(Section):

@@ -129,7 +129,7 @@ class MemorySection(Section):
     overhead: Size | None = None
     """Bytes of the budget set aside for what no lease covers: the processes themselves, and on a GPU their contexts,
     graphs and buffers. Absent: what was measured (1280 MiB on a host, 320 MiB more for each worker beyond three, 8 GiB
-    on each GPU)."""
+    on each GPU, found on one)."""
     prefix_activations: Literal["keep", "layers", "recompute", "recompute_layers"] = "keep"
     """What an actor prefix keeps between its forward and its backward: everything, the inputs of its layers, or
     nothing. What is not kept is computed again; with recompute all at once, with recompute_layers a layer at a time,
