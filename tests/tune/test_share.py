@@ -106,7 +106,7 @@ class Tuning:
 @pytest.fixture
 def tuning(made: Workload, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Tuning:
     machine = Machine(cpu="AMD EPYC", cores=2, memory_bytes=24 * 2**30, system="Debian 12, Linux 6.1")
-    monkeypatch.setattr(schedules, "read_machine", lambda _: machine)  # there is no GPU to be described
+    monkeypatch.setattr(schedules, "read_machine", lambda *_: machine)  # there is no GPU to be described
     folder = tmp_path_factory.mktemp("t")
     config = made.config.with_name(f"{folder.name}.yaml")  # beside the data that it names
     config.write_text(made.config.read_text() + "# the end\n")

@@ -190,7 +190,8 @@ def test_a_reservation_takes_other_phases_only_where_there_is_room_and_all_of_th
     work, more = reservation("work", 60, Phase.TRAIN), reservation("more", 20, Phase.TRAIN)
     ledger = in_rollout(100, work, more)
     held = lease_of(ledger.request(block(30, last=Phase.ROLLOUT)))
-    both = dict.fromkeys(("more", "work"), frozenset({Phase.ROLLOUT, Phase.SCORE, Phase.TRAIN}))
+    longer = frozenset({Phase.ROLLOUT, Phase.SCORE, Phase.TRAIN})
+    both = {"more": longer, "work": longer}
     refused(BudgetError, ledger, lambda: ledger.cover(both))
     ledger.release(held.id, "prefix")
     assert ledger.cover(both) == ()
