@@ -8,6 +8,9 @@ PROJECT := pyproject.toml constraints/host.txt
 
 NODES := tests/e2e
 
+# Many of the tests' processes import torch and transformers, which takes six times as long without their bytecode.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test check unit aside nodes parts clean
 
 demo: $(VENV)/.demo

@@ -38,6 +38,8 @@ from support.core import make_config
 from support.fake_nvml import FakeNvml
 from support.sockets import DEADLINE_S, Worker
 
+JOIN_S = 60.0
+"""A real worker imports torch, beside other tests."""
 WORKER = """
 from rollplex.protocol.common import Role
 from rollplex.worker import run
@@ -113,7 +115,7 @@ def journalled(node: Node, kind: type[Any]) -> list[Any]:
 
 def join(node: Node, role: Role = Role.ROLLOUT) -> None:
     node.start(role)
-    node.link.await_peers([role], DEADLINE_S)
+    node.link.await_peers([role], JOIN_S)
 
 
 def test_a_child_that_is_started_is_let_in_and_journalled_with_its_log(make_node: MakeNode) -> None:
