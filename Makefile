@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --constraint constraints/host.txt
 PROJECT := pyproject.toml constraints/host.txt
 
-NODES := tests/e2e
+BESIDE := tests/e2e tests/rollout tests/trace tests/trainer tests/tune tests/verify tests/worker
 
 # Many of the tests' processes import torch and transformers, which takes six times as long without their bytecode.
 unexport PYTHONDONTWRITEBYTECODE
@@ -16,9 +16,9 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: $(VENV)/.demo
 	$(BIN)/rollplex demo
 
-# Whole nodes wait much and compute little, so they run beside the other tests, each with folders of its own. The checks run
-# beside both at the lowest priority, so that no test that watches the clock waits for them. What runs aside is shown at its
-# end.
+# Whole nodes wait much and compute little, so they run beside the other tests, each with folders of its own; with them the
+# folders that would come last, so that both end at about the same time. The checks run beside both at the lowest priority,
+# so that no test that watches the clock waits for them. What runs aside is shown at its end.
 test: $(VENV)/.dev
 	@$(MAKE) --no-print-directory --jobs=3 aside nodes parts
 
@@ -33,10 +33,10 @@ check: $(VENV)/.dev
 	$(BIN)/lint-imports
 
 nodes: $(VENV)/.dev
-	@$(BIN)/pytest $(NODES) >$(VENV)/nodes.log 2>&1; code=$$?; echo; cat $(VENV)/nodes.log; exit $$code
+	@$(BIN)/pytest $(BESIDE) >$(VENV)/nodes.log 2>&1; code=$$?; echo; cat $(VENV)/nodes.log; exit $$code
 
 parts: $(VENV)/.dev
-	$(BIN)/pytest --ignore=$(NODES)
+	$(BIN)/pytest $(BESIDE:%=--ignore=%)
 
 unit: $(VENV)/.dev
 	$(BIN)/pytest
