@@ -382,7 +382,7 @@ def _end(started: Sequence[_Process]) -> None:
             one.process.wait(END_S)
         except subprocess.TimeoutExpired:
             one.process.kill()
-            one.process.wait()
+            one.process.wait(END_S)
 
 
 def _line(name: str, one: PlacementFound) -> tuple[str, ...]:

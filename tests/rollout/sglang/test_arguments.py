@@ -9,8 +9,6 @@ import pytest
 from msgspec.structs import replace
 
 from rollplex.errors import ConfigError, EngineError
-from rollplex.layout.parallel.degrees import RolloutLayout
-from rollplex.layout.parallel.rank import rank_table
 from rollplex.memory.predict import pool_kv_bytes
 from rollplex.protocol.common import Memory, Parallel
 from rollplex.protocol.rollout import EngineSpec
@@ -148,7 +146,3 @@ def test_a_rank_may_take_the_pool_of_its_own_heads(shared_node: Node) -> None:
     rank = dataclasses.replace(whole, parallel=Parallel(training=2, rollout=2, rank=1, device=1, meet="unused"))
     assert pool_bytes(whole) == 2 * pool_bytes(rank)
     assert allocator_bytes(rank) == 10**9 + pool_bytes(rank)
-    own = dataclasses.replace(rank, engine=replace(spec, own_weights=True))
-    table = rank_table(own.table, own.shape, RolloutLayout(degree=2), 1)
-    assert allocator_bytes(own) == allocator_bytes(rank) + table.total_bytes
-    assert table.total_bytes < own.table.total_bytes

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from rollplex.errors import ConfigError, EngineError
 from rollplex.layout.parallel.degrees import RolloutLayout
-from rollplex.layout.parallel.rank import rank_shape, rank_table
+from rollplex.layout.parallel.rank import rank_shape
 from rollplex.memory.predict import pool_kv_bytes
 from rollplex.protocol.common import Memory, Parallel
 from rollplex.protocol.rollout import EngineSpec
@@ -163,14 +163,10 @@ def require_sizes(spec: EngineSpec) -> None:
 def allocator_bytes(setup: Setup) -> int:
     """What the scheduler process's allocator may hold: its private memory, the pool, and weights of its own if it has
     any; 0 is no limit."""
-    spec, parallel = setup.engine, setup.parallel
+    spec = setup.engine
     if not spec.private_bytes:
         return 0
-    own = 0
-    if spec.own_weights:
-        layout = RolloutLayout(degree=parallel.rollout)
-        table = setup.table if layout.degree == 1 else rank_table(setup.table, setup.shape, layout, parallel.rank)
-        own = table.total_bytes
+    own = setup.table.total_bytes if spec.own_weights else 0  # which several devices are refused
     return spec.private_bytes + own + pool_bytes(setup)
 
 
