@@ -21,6 +21,8 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from rollplex.whole_file import write_whole
+
 FILE = "health.json"
 PERIOD_S = 2.0
 STALE_S = 20.0
@@ -63,9 +65,7 @@ def write(run_dir: Path, note: Note) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    partial = run_dir / f".{FILE}.new"
-    partial.write_bytes(msgspec.json.encode(note) + b"\n")
-    partial.replace(run_dir / FILE)
+    write_whole(run_dir / FILE, msgspec.json.encode(note) + b"\n")
 
 
 def judge(note: Note, service: str, now_s: float) -> Verdict:

@@ -19,8 +19,8 @@ SCRIPT = ROOT / "deploy" / "slurm" / "rollplex.sbatch"
 ROLLPLEX = """#!/bin/sh
 echo "$@" >>calls
 case "$1" in
-up) test ! -e stays || { touch up; while [ ! -e stopped ]; do sleep 0.02; done; } ;;
-stop) touch stopped ;;
+up) test ! -e stays || { touch up; while [ ! -e stopped ]; do sleep 0.02; done; touch ended; } ;;
+stop) touch stopped; test ! -e waits || { while [ ! -e ended ]; do sleep 0.02; done; sleep "$(cat waits)"; }; exit 0 ;;
 esac
 exit "$(cat code 2>/dev/null || echo 0)"
 """
@@ -85,8 +85,15 @@ def test_the_code_of_the_run_is_that_of_the_job(folder: Path) -> None:
     assert run(folder, "my.yaml")[0] == 2
 
 
-def test_shortly_before_the_end_of_its_time_the_run_is_stopped_after_its_iteration(folder: Path) -> None:
+@pytest.mark.parametrize("code", [0, 2])
+@pytest.mark.parametrize("ends_meanwhile", [False, True])
+def test_shortly_before_the_end_of_its_time_the_run_is_stopped_after_its_iteration(
+    folder: Path, code: int, *, ends_meanwhile: bool
+) -> None:
     (folder / "stays").touch()
+    (folder / "code").write_text(str(code))
+    if ends_meanwhile:
+        (folder / "waits").write_text("0.5")
     with start(folder, "my.yaml") as process:
         end = time.monotonic() + 30
         while not (folder / "up").exists():
@@ -94,7 +101,7 @@ def test_shortly_before_the_end_of_its_time_the_run_is_stopped_after_its_iterati
             time.sleep(0.02)
         process.send_signal(signal.SIGUSR1)
         process.communicate(timeout=30)
-    assert process.returncode == 0
+    assert process.returncode == code
     assert calls(folder)[1:] == ["stop --run runs/slurm-mine"]
 
 

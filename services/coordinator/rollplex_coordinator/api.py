@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rollplex.config.job import HttpSection
+from rollplex.whole_file import write_whole
 from rollplex_coordinator.http.listening import listen
 from rollplex_coordinator.http.token import create_or_read
 
@@ -51,7 +52,7 @@ class Api:
         self._server = Server(app, self._listener)
         self._server.start()
         note = json.dumps({"url": self._server.url, "run": run_id})
-        (self._run_dir / "http.json").write_text(note + "\n", encoding="utf-8")
+        write_whole(self._run_dir / "http.json", f"{note}\n".encode())
         return self._server.url
 
     def stop(self) -> None:

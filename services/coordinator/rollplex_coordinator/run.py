@@ -27,6 +27,7 @@ from rollplex.journal.phases import Phase
 from rollplex.layout.folder import check_folder
 from rollplex.protocol.claim import Claim, claim
 from rollplex.protocol.common import Role
+from rollplex.whole_file import write_whole
 from rollplex_coordinator.api import Api
 from rollplex_coordinator.control import HTTP, CoreControl
 from rollplex_coordinator.decisions.fleet import WORKERS
@@ -271,10 +272,7 @@ class _Run:
 
     def _write_config(self) -> None:
         """config.yaml, whole or not at all; of a run that goes on only once it was accepted."""
-        file = self._node.run_dir / "config.yaml"
-        partial = file.with_name(f".{file.name}.new")
-        partial.write_text(dump(self._config), encoding="utf-8")
-        partial.replace(file)
+        write_whole(self._node.run_dir / "config.yaml", dump(self._config).encode())
 
     def _iterate(self, context: Context, checkpoints: Checkpoints) -> None:
         done = self._work.done

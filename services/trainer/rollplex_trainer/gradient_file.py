@@ -12,6 +12,7 @@ from pathlib import Path
 from torch import Tensor
 
 from rollplex.errors import UpdateError
+from rollplex.whole_file import whole_file
 from rollplex_trainer.tensor_file import raw_bytes
 
 CHUNK_NUMBERS = 2**25
@@ -28,13 +29,11 @@ def keep_gradients(parts: Iterable[Tensor], file: Path, size_bytes: int) -> int:
     Raises:
         UpdateError: it cannot be written.
     """
-    partial = file.with_name(f".{file.name}.new")
     try:
         file.parent.mkdir(exist_ok=True)
-        with partial.open("wb") as out:
+        with whole_file(file) as out:
             for part in parts:
                 out.write(raw_bytes(part.cpu()))
-        partial.replace(file)
         return file.stat().st_size
     except OSError as error:
         raise UpdateError(

@@ -23,6 +23,7 @@ from msgspec import Struct
 from rollplex.bench.machine import Machine, Software
 from rollplex.bench.rows import Mode, Row
 from rollplex.errors import ConfigError, DataError
+from rollplex.whole_file import write_whole
 
 MOST_SHOWN = 6
 _ROW = msgspec.json.Decoder(Row)
@@ -132,7 +133,7 @@ class BenchFolder:
                 where=str(self.path),
             )
         else:
-            write_whole(file, msgspec.json.format(msgspec.json.encode(made), indent=2) + b"\n")
+            write_whole(file, msgspec.json.format(msgspec.json.encode(made), indent=2) + b"\n", durable=True)
 
     def _read(self) -> list[Row]:
         """The rows; one that was cut short when the machine stopped is taken off."""
@@ -162,16 +163,6 @@ def differences(there: Made, now: Made) -> list[str]:
     return [
         f"{key}: {left.get(key)!r} there, {right.get(key)!r} now" for key in keys if left.get(key) != right.get(key)
     ]
-
-
-def write_whole(file: Path, content: bytes) -> None:
-    """Write a file that is there either whole or as it was."""
-    partial = file.with_name(f"{file.name}.{os.getpid()}.new")
-    with partial.open("wb") as out:
-        out.write(content)
-        out.flush()
-        os.fsync(out.fileno())
-    partial.replace(file)
 
 
 def _name(mode: Mode, repeat: int) -> str:

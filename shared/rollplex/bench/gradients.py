@@ -22,7 +22,6 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from rollplex.bench.folder import write_whole
 from rollplex.bench.gradient_files import Difference, difference
 from rollplex.bench.nodes import FIXED, Node, run_node
 from rollplex.bench.tables import Table
@@ -31,6 +30,7 @@ from rollplex.config.config import Config
 from rollplex.errors import ConfigError
 from rollplex.layout.parameters import GRADIENTS, ParameterTable, gradient_table, parameter_table
 from rollplex.layout.shape import read_shape
+from rollplex.whole_file import write_whole
 
 FIRST: Final = "serial"
 RUNS: Final = {"serial again": "serial", "overlap": "overlap", "stream": "stream"}
@@ -140,7 +140,11 @@ def compare_gradients(
         found = difference(runs.first, kept, table)
         kept.unlink()
         compared = msgspec.structs.replace(compared, differences={**compared.differences, name: found})
-        write_whole(wanted.out / "gradients.json", msgspec.json.format(msgspec.json.encode(compared), indent=2) + b"\n")
+        write_whole(
+            wanted.out / "gradients.json",
+            msgspec.json.format(msgspec.json.encode(compared), indent=2) + b"\n",
+            durable=True,
+        )
         say(f"{name}: differs from the first serial replay by {found.whole:.2e} (bound {compared.bound(name):.1e})")
     runs.first.unlink(missing_ok=True)
     return compared

@@ -22,7 +22,6 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from rollplex.bench.folder import write_whole
 from rollplex.bench.gradient_files import Difference, difference
 from rollplex.bench.gradients import BOUNDS, TIMES
 from rollplex.bench.machine import read_machine, read_software
@@ -41,6 +40,7 @@ from rollplex.layout.parallel.plan import plan
 from rollplex.layout.parallel.tally import tally
 from rollplex.layout.parameters import GRADIENTS, ParameterTable, gradient_table, parameter_table
 from rollplex.layout.shape import read_shape
+from rollplex.whole_file import write_whole
 
 _DEFAULTS: Final = ("run.deterministic=true",)
 """Of every node, unless overridden: what a workload for speed has otherwise."""
@@ -400,7 +400,7 @@ def _with(compared: Compared, layout: Placement, found: Found, aliased: int) -> 
 
 def _keep(wanted: Wanted, compared: Compared) -> None:
     text = msgspec.json.format(msgspec.json.encode(compared), indent=2)
-    write_whole(wanted.out / "parallel.json", text + b"\n")
+    write_whole(wanted.out / "parallel.json", text + b"\n", durable=True)
 
 
 def _read(wanted: Wanted, config: Config) -> Compared:

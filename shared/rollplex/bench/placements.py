@@ -17,7 +17,6 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from rollplex.bench.folder import write_whole
 from rollplex.bench.nodes import Job, run_row, run_together
 from rollplex.bench.placement import Placement
 from rollplex.bench.report import head as head_of
@@ -27,6 +26,7 @@ from rollplex.bench.schedules import Plan, run_schedules
 from rollplex.bench.summary import ModeSummary, Spread
 from rollplex.bench.tables import Table
 from rollplex.errors import ConfigError
+from rollplex.whole_file import write_whole
 
 FILE: Final = "placements.json"
 PAPER: Final = (1.57, 2.24)
@@ -114,7 +114,7 @@ def run_placements(
         apart=tuple(str(each) for each in wanted.placements if each.apart),
         missing=wanted.repeats * len(wanted.schedules) * len(wanted.placements) - rows,
     )
-    write_whole(wanted.out / FILE, msgspec.json.format(msgspec.json.encode(placed), indent=2) + b"\n")
+    write_whole(wanted.out / FILE, msgspec.json.format(msgspec.json.encode(placed), indent=2) + b"\n", durable=True)
     return placed
 
 

@@ -25,7 +25,6 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from rollplex.bench.folder import write_whole
 from rollplex.bench.machine import Machine, Software, read_machine, read_software
 from rollplex.bench.placement import Placement
 from rollplex.bench.recipe import Device
@@ -42,6 +41,7 @@ from rollplex.memory.fds import recv, send
 from rollplex.nvml import GpuInfo, open_gpu
 from rollplex.presets import preset_named, write_shape
 from rollplex.programs import own
+from rollplex.whole_file import write_whole
 
 MODULE: Final = "rollplex_trainer.refreshing"
 TASK_S: Final = 300.0
@@ -163,7 +163,11 @@ def measure_refresh(wanted: Wanted, *, say: Callable[[str], None]) -> Refreshed:
         for placement in wanted.placements:
             one = _measure(placement, wanted, processes, model, preset.dtype)
             found = msgspec.structs.replace(found, placements={**found.placements, str(placement): one})
-            write_whole(wanted.out / "refresh.json", msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
+            write_whole(
+                wanted.out / "refresh.json",
+                msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n",
+                durable=True,
+            )
             say(f"{placement}: {told(one)}")
     return found
 

@@ -11,9 +11,10 @@ from msgspec import Struct
 
 from rollplex.bench.ceilings import HidingCeiling, SharingCeiling
 from rollplex.bench.facts import Facts
-from rollplex.bench.folder import Made, write_whole
+from rollplex.bench.folder import Made
 from rollplex.bench.summary import Gain, ModeSummary
 from rollplex.bench.window import Window
+from rollplex.whole_file import write_whole
 
 
 class Result(Struct, frozen=True, kw_only=True):
@@ -51,4 +52,4 @@ class Result(Struct, frozen=True, kw_only=True):
 
 def write_result(result: Result, file: Path) -> None:
     """Write result.json."""
-    write_whole(file, msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
+    write_whole(file, msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n", durable=True)

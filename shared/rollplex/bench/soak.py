@@ -25,6 +25,7 @@ from rollplex.config.yaml_text import dumps
 from rollplex.errors import RollplexError
 from rollplex.presets import SPECIAL_TOKENS, TINY, write_preset
 from rollplex.presets.tokenizer import END_OF_TURN
+from rollplex.whole_file import write_whole
 
 MAX_PIXELS: Final = 56 * 56
 """Of a picture as the model gets it: four vision tokens, so that data, not arithmetic, takes the time."""
@@ -123,7 +124,7 @@ def soak(folder: Path, *, rows: int, image_bytes: int, epochs: int, prompts: int
         samples=tuple(watch.samples),
         growth=growth(watch.samples, rows / prompts, epochs),
     )
-    (folder / "memory.json").write_bytes(msgspec.json.encode(found))
+    write_whole(folder / "memory.json", msgspec.json.encode(found), durable=True)
     return found
 
 

@@ -17,6 +17,7 @@ from rollplex.latest import NAME as LATEST
 from rollplex.latest import link_latest
 from rollplex.programs import own
 from rollplex.protocol.claim import claim
+from rollplex.whole_file import write_whole
 
 CONFIG_FILE = "config.yaml"
 """In the run directory: the configuration of the run, every default written out."""
@@ -50,9 +51,7 @@ def prepare(
     run_dir = _without_latest(run_dir or fresh(runs_dir, f"{config.run.name}-{timestamp()}"), runs_dir)
     with claim(run_dir, config.run.name):  # so that the configuration of a run that is going on is not overwritten
         config_file = run_dir / CONFIG_FILE
-        partial = run_dir / f"{CONFIG_FILE}.{os.getpid()}.new"
-        partial.write_text(dump(config), encoding="utf-8")
-        partial.replace(config_file)
+        write_whole(config_file, dump(config).encode())
     wanted = latest and runs_dir.absolute() in run_dir.parents
     if wanted and (problem := link_latest(runs_dir.absolute(), run_dir)):
         sys.stderr.write(f"rollplex: {problem}\n")

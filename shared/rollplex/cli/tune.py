@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rollplex.bench.folder import write_whole
 from rollplex.bench.nodes import Job, StoppedError, run_row
 from rollplex.bench.rows import Row
 from rollplex.bench.tables import Table, plain
@@ -16,6 +15,7 @@ from rollplex.config import load
 from rollplex.config.editing import set_numbers
 from rollplex.tune.candidates import grid, parse_candidates
 from rollplex.tune.share import Sharing, Tuned, Wanted, encode, tune_share
+from rollplex.whole_file import write_whole
 
 
 def run_tune_share(
@@ -74,9 +74,9 @@ def run_tune_share(
     taken = tuned.choice.taken
     shares = {"prefix_share": taken.prefix_share, "decode_share": taken.decode_share}
     text = config.read_text(encoding="utf-8")  # again: somebody may have worked on it meanwhile
-    write_whole(config, set_numbers(text, "device", shares, where=str(config)).encode())
+    write_whole(config, set_numbers(text, "device", shares, where=str(config)).encode(), durable=True)
     beside = config.with_suffix(".share.json")
-    write_whole(beside, encode(tuned))
+    write_whole(beside, encode(tuned), durable=True)
     say(f"written into {config}; all figures in {beside}")
     return 0
 

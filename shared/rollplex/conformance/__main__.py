@@ -14,6 +14,7 @@ from rollplex.conformance.report import lines, to_json
 from rollplex.conformance.sitting import Limits
 from rollplex.errors import RollplexError
 from rollplex.protocol.common import Role
+from rollplex.whole_file import write_whole
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -41,7 +42,7 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_USAGE
     if args.json is not None:
-        args.json.write_bytes(to_json(report))
+        write_whole(args.json, to_json(report))
     for line in lines(report):
         print(line)
     return 0 if report.passed else EXIT_FAILED

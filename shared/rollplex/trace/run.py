@@ -6,7 +6,6 @@ Owns which iterations are taken and what is said. A file has its name only once 
 from __future__ import annotations
 
 import math
-import os
 import statistics
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from rollplex.trace.picture import draw, require_drawable
 from rollplex.trace.source import Source
 from rollplex.trace.steps import Steps, newest, parse_steps, ranges, span
 from rollplex.trace.where import PHASES, WARM_UP, WHOLE, Seconds, startup_table, table, times
+from rollplex.whole_file import whole_file
 
 MAX_ITERATIONS = 2_000
 """Taken when none are named: what the viewer still opens at once (some 20 to 60 MB)."""
@@ -107,12 +107,8 @@ def _left_out(source: Source, found: list[int]) -> Iterator[str]:
 @contextmanager
 def _whole(path: Path) -> Iterator[IO[bytes]]:
     """A file that takes its name, in place of what had it before, when all is written."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with draft.open("xb") as file:
+        with whole_file(path) as file:
             yield file
-        draft.replace(path)
     except OSError as error:
         raise RollplexError("cannot write the file", got=str(error), where=str(path)) from error
-    finally:
-        draft.unlink(missing_ok=True)

@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from rollplex.bench.folder import run_dir_of, write_whole
+from rollplex.bench.folder import run_dir_of
 from rollplex.bench.measure import JOURNAL_FILE
 from rollplex.bench.nodes import Job, run_row
 from rollplex.bench.rows import Mode, Row
@@ -30,6 +30,7 @@ from rollplex.journal.events import DeviceReady
 from rollplex.journal.reader import Reader
 from rollplex.tune.candidates import WHOLE, Candidate
 from rollplex.tune.choice import Alone, Choice, Measured, choose, turns_only
+from rollplex.whole_file import write_whole
 
 SERIAL: Final = Mode(schedule="serial", prefix="shared")
 OVERLAP: Final = Mode(schedule="overlap", prefix="shared")
@@ -126,7 +127,7 @@ def tune_share(
         sharing=used,
         why=why,
     )
-    write_whole(wanted.out / "share.json", encode(tuned))
+    write_whole(wanted.out / "share.json", encode(tuned), durable=True)
     return tuned
 
 

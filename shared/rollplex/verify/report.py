@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from rollplex.errors import DataError
+from rollplex.whole_file import write_whole
 
 
 class LogprobDifference(Struct, frozen=True, kw_only=True):
@@ -100,9 +101,7 @@ def write(report: Report, file: Path) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    partial = file.with_name(f"{file.name}.new")
-    partial.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
-    partial.replace(file)
+    write_whole(file, msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
 
 
 def lines(report: Report) -> list[str]:

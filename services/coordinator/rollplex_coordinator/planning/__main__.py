@@ -14,6 +14,7 @@ from rollplex.config.loading import load
 from rollplex.errors import ConfigError, RollplexError
 from rollplex.layout.published import QWEN2_5_VL
 from rollplex.layout.shape import read_shape
+from rollplex.whole_file import write_whole
 from rollplex_coordinator.planning.answer import answer
 from rollplex_coordinator.planning.question import Question
 
@@ -25,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The exit code: 0, also of a plan in which nothing fits; 2: a question that cannot be asked."""
     args = _parser().parse_args(argv)
     try:
-        args.out.write_bytes(msgspec.json.encode(answer(question_of(args))))
+        write_whole(args.out, msgspec.json.encode(answer(question_of(args))))
     except ConfigError as error:
         sys.stderr.write(f"error: {error}\n")
         return EXIT_CONFIG

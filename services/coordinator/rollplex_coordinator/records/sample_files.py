@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from rollplex.whole_file import write_whole
 from rollplex_coordinator.records.sample_page import page
 from rollplex_coordinator.records.sample_table import SampleTable
 
@@ -34,8 +35,8 @@ class SampleFiles:
             return
         try:
             self._folder.mkdir(exist_ok=True)
-            self._put(f"step_{table.step}.json", msgspec.json.encode(table))
-            self._put(f"step_{table.step}.html", page(table).encode())
+            write_whole(self._folder / f"step_{table.step}.json", msgspec.json.encode(table))
+            write_whole(self._folder / f"step_{table.step}.html", page(table).encode())
         except OSError as error:
             self._refused = True
             log.warning(
@@ -44,11 +45,6 @@ class SampleFiles:
                 error,
                 self._folder,
             )
-
-    def _put(self, name: str, content: bytes) -> None:
-        partial = self._folder / f".{name}.new"
-        partial.write_bytes(content)
-        partial.replace(self._folder / name)
 
 
 def move_later(run_dir: Path, step: int, attempt: Path) -> None:
