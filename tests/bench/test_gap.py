@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rollplex.bench.gap import read_gaps, tables
+from rollplex.bench.gap import read_gaps, read_rounding, tables
 from rollplex.cli.app import run
 from rollplex.errors import DataError
 
@@ -60,3 +60,41 @@ def test_a_run_that_wrote_down_no_tokens_is_told_how(tmp_path: Path) -> None:
         read_gaps(write(tmp_path, bare))
     with pytest.raises(DataError, match="cannot be read"):
         read_gaps(tmp_path / "none")
+
+
+def test_a_replay_in_float32_tells_what_rounding_costs_each_side(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, other = tmp_path / "bf16", tmp_path / "fp32"
+    one.mkdir()
+    other.mkdir()
+    ids = {"ids": [5, 6]}
+    write(
+        one,
+        line(0, 7, 0, 0, **ids, logprobs=[-1.0, -2.0], trainer_logprobs=[-1.03, -2.01]),
+        line(0, 7, 0, 0, ids=[8, 9], sample=1),  # replayed with other tokens: not compared
+        line(1, 7, 0, 0, **ids),  # not replayed
+    )
+    write(
+        other,
+        line(0, 7, 0, 0, **ids, trainer_logprobs=[-1.01, -2.01]),
+        line(0, 7, 0, 0, ids=[8, 8], sample=1, trainer_logprobs=[-9.0, -9.0]),
+    )
+    found = read_rounding(one, other)
+    assert found.tokens == 2
+    assert (found.gap, found.rollout, found.trainer) == pytest.approx((0.02, 0.01, 0.01))
+    assert run(["bench", "gap", str(one), "--exact", str(other)]) == 0
+    assert "the rollout is 0.01000 away, the trainer 0.01000" in capsys.readouterr().out
+
+
+def test_runs_without_a_response_in_common_are_refused_before_anything_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (other := tmp_path / "fp32").mkdir()
+    write(tmp_path, line(0, 7, 0.1, ids=[5]))
+    write(other, line(0, 7, 0.1, ids=[6]))
+    assert run(["bench", "gap", str(tmp_path), "--exact", str(other)]) != 0
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "no response in common" in said.err
+    assert "rollout.engine=replay" in said.err

@@ -1,5 +1,10 @@
-"""How far the rollout's log-probabilities are from the trainer's, row by row, from what a run wrote down. Pure but for
-reading completions.jsonl (`run.log_tokens`)."""
+"""How far the rollout's log-probabilities are from the trainer's, row by row, from what a run wrote down; and how much
+of that the model's precision alone costs. Pure but for reading completions.jsonl (`run.log_tokens`).
+
+Two computations in bfloat16 differ by what both round. A second run, in float32, that replays the responses of the
+first, tells one from the other: what the rollout is away from it no trainer can make good, but by rounding exactly as
+the rollout does.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +22,8 @@ from rollplex.errors import DataError
 
 LIMIT: Final = 0.02
 """Of the mean of a row, in bfloat16."""
+FILE: Final = "completions.jsonl"
+"""Of a run directory."""
 _TRAIN: Final = "train"
 
 
@@ -26,6 +33,8 @@ class Spoken(Struct, frozen=True, kw_only=True):
     source: str
     step: int
     row: int
+    sample: int = 0
+    ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     trainer_logprobs: tuple[float, ...] = ()
 
@@ -64,13 +73,78 @@ class Gaps(Struct, frozen=True, kw_only=True):
         return math.fsum((gap.number - middle) * gap.mean for gap in self.steps) / spread if spread else 0.0
 
 
+class Rounding(Struct, frozen=True, kw_only=True):
+    """Means over all tokens that both runs have."""
+
+    tokens: int
+    gap: float
+    """|rollout - trainer|."""
+    rollout: float
+    """|rollout - float32|: the gap to a trainer that rounds nothing."""
+    trainer: float
+    """|trainer - float32|."""
+
+
+def read_rounding(run_dir: Path, exact_dir: Path) -> Rounding:
+    """What of a run's gap is rounding.
+
+    Args:
+        exact_dir: of a run with `model.dtype: float32` that replayed the responses with the same weights (from a model
+            folder in bfloat16: the rounding of weights that are not is counted too).
+
+    Raises:
+        DataError: a run wrote down no tokens, or they have no response in common.
+    """
+    exact = {_place(one): one for one in _trained(exact_dir)}
+    pairs = [(one, exact[_place(one)]) for one in _trained(run_dir) if _place(one) in exact]
+    pairs = [(one, other) for one, other in pairs if one.ids == other.ids]
+    if not pairs:
+        raise DataError(
+            "The two runs have no response in common",
+            needed="the same tokens at the same step, row and sample",
+            do=f"Replay: --set rollout.engine=replay --set rollout.replay={run_dir / FILE} --set model.dtype=float32.",
+            where=str(exact_dir / FILE),
+        )
+    triples = [
+        three
+        for one, other in pairs
+        for three in zip(one.logprobs, one.trainer_logprobs, other.trainer_logprobs, strict=True)
+    ]
+    return Rounding(
+        tokens=len(triples),
+        gap=_mean(abs(rollout - trainer) for rollout, trainer, _ in triples),
+        rollout=_mean(abs(rollout - wide) for rollout, _, wide in triples),
+        trainer=_mean(abs(trainer - wide) for _, trainer, wide in triples),
+    )
+
+
 def read_gaps(run_dir: Path) -> Gaps:
     """The gaps of a run.
 
     Raises:
         DataError: it wrote down no tokens of training, or a line is not a response.
     """
-    file = run_dir / "completions.jsonl"
+    spoken = _trained(run_dir)
+    return Gaps(rows=_gaps(spoken, lambda one: one.row), steps=_gaps(spoken, lambda one: one.step))
+
+
+def tables(gaps: Gaps) -> tuple[Table, Table]:
+    """By row, and by iteration."""
+    return _table("row", gaps.rows), _table("iteration", gaps.steps)
+
+
+def _place(one: Spoken) -> tuple[int, int, int]:
+    return one.step, one.row, one.sample
+
+
+def _mean(values: Iterable[float]) -> float:
+    found = tuple(values)
+    return math.fsum(found) / len(found)
+
+
+def _trained(run_dir: Path) -> list[Spoken]:
+    """Responses of training that have their log-probabilities; at least one."""
+    file = run_dir / FILE
     spoken = [one for one in _lines(file) if one.source == _TRAIN and one.trainer_logprobs]
     if not spoken:
         raise DataError(
@@ -79,12 +153,7 @@ def read_gaps(run_dir: Path) -> Gaps:
             do="Run with run.log_tokens: true, and run.log_completions: as many groups as are to be compared.",
             where=str(file),
         )
-    return Gaps(rows=_gaps(spoken, lambda one: one.row), steps=_gaps(spoken, lambda one: one.step))
-
-
-def tables(gaps: Gaps) -> tuple[Table, Table]:
-    """By row, and by iteration."""
-    return _table("row", gaps.rows), _table("iteration", gaps.steps)
+    return spoken
 
 
 def _gaps(spoken: Iterable[Spoken], number: Callable[[Spoken], int]) -> tuple[Gap, ...]:

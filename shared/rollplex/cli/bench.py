@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from rollplex.bench import gap, hbm, parallel
-from rollplex.bench.gap import read_gaps, tables
+from rollplex.bench.gap import read_gaps, read_rounding, tables
 from rollplex.bench.gradients import Comparison, compare_gradients, table_of
 from rollplex.bench.lengths import parse_lengths
 from rollplex.bench.nodes import Job, Node, StoppedError, run_node, run_row
@@ -180,9 +180,11 @@ def bench_parallel(
     return EXIT_FAILED if compared.exceeded else 0
 
 
-def bench_gap(run_dir: Path) -> int:
-    """Print the gaps of a run; 0, or 1 if a row's mean is too large. Raises DataError as `read_gaps`."""
+def bench_gap(run_dir: Path, exact: Path | None = None) -> int:
+    """Print the gaps of a run; 0, or 1 if a row's mean is too large. Raises DataError as `read_gaps` and
+    `read_rounding`."""
     gaps = read_gaps(run_dir)
+    rounding = None if exact is None else read_rounding(run_dir, exact)
     for found in tables(gaps):
         for line in plain(found):
             say(line)
@@ -191,6 +193,12 @@ def bench_gap(run_dir: Path) -> int:
         f"greatest mean of a row: {gaps.worst:.5f} (limit {gap.LIMIT}); the mean changes by {gaps.slope:+.2e} an "
         f"iteration over {len(gaps.steps)}"
     )
+    if rounding is not None:
+        say(
+            f"against float32, over {rounding.tokens} tokens: the rollout is {rounding.rollout:.5f} away, the trainer "
+            f"{rounding.trainer:.5f}, one from the other {rounding.gap:.5f}; a trainer that rounds nothing would be "
+            f"{rounding.rollout:.5f} from this rollout"
+        )
     return 0 if gaps.within else EXIT_FAILED
 
 

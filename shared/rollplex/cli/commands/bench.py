@@ -213,7 +213,17 @@ RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Of a run that h
 
 
 @bench.command()
-def gap(run_dir: RunDir) -> None:
+def gap(
+    run_dir: RunDir,
+    *,
+    exact: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN_DIR",
+            help="A run that replayed the same responses with model.dtype=float32: tells what rounding alone costs.",
+        ),
+    ] = None,
+) -> None:
     """Compare log-probabilities.
 
     Those of rollout and trainer, by row and by iteration, of a run with run.log_tokens. Exit code 1 if a row's mean gap
@@ -221,7 +231,7 @@ def gap(run_dir: RunDir) -> None:
     """
     from rollplex.cli.bench import bench_gap  # noqa: PLC0415 - help stays quick
 
-    raise typer.Exit(bench_gap(run_dir))
+    raise typer.Exit(bench_gap(run_dir, exact))
 
 
 @bench.command()
