@@ -57,7 +57,7 @@ class Unit:
     @property
     def longest(self) -> int:
         """Tokens that the longest response of such a unit can have."""
-        return max(self.sampling.forced_lengths, default=self.sampling.max_new_tokens)
+        return self.sampling.longest_response
 
     def limits(self) -> NDArray[np.int64]:
         """Greatest length of each row's response, int64 [rows]; with forced lengths the exact one.

@@ -127,6 +127,11 @@ class RolloutSection(Section):
     """For benches and tests: sample s of group g gets length forced_lengths[(g * group_size + s) % len], whatever it
     samples. Empty: off."""
 
+    @property
+    def longest_response(self) -> int:
+        """Tokens that a response which is trained can have."""
+        return max(self.forced_lengths, default=self.max_new_tokens)
+
 
 MAX_OPTIONS_CHARS = 65_536
 _SPEC = re.compile(r"(?:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*|[^\x00:]+\.py):[A-Za-z_]\w*")

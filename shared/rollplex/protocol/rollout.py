@@ -52,6 +52,11 @@ class Sampling(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """For benches and tests: sample s of group g gets length forced_lengths[(g * group_size + s) % len] whatever it
     samples. Empty is off."""
 
+    @property
+    def longest_response(self) -> int:
+        """Tokens that a response can have."""
+        return max(self.forced_lengths, default=self.max_new_tokens)
+
 
 class EngineSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which engine samples, and how large it may become. Numbers other than the name are for engines that keep a pool

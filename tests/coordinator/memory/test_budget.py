@@ -18,7 +18,7 @@ from rollplex.memory.placement import taken_bytes
 from rollplex.memory.predict import pool_kv_bytes
 from rollplex.protocol.common import Kind, Memory, Role
 from rollplex_coordinator.memory.budget import plan_memory, planned_blocks
-from rollplex_coordinator.memory.sizes import (
+from rollplex_coordinator.memory.names import (
     OWN_WEIGHTS,
     PREFIX_BACKWARD,
     PREFIX_SCRATCH,
@@ -26,8 +26,8 @@ from rollplex_coordinator.memory.sizes import (
     SCORE_WORKSPACE,
     TRAIN_SCRATCH,
     TRAIN_WORKSPACE,
-    Sizes,
 )
+from rollplex_coordinator.memory.sizes import Sizes
 from rollplex_coordinator.steps.iteration import Iteration
 from support.core import AMPLE, DEVICE, Core, check_data, make_config, minimum_bytes
 
@@ -70,7 +70,7 @@ def test_engines_are_planned_with_what_they_keep(model_folder: Path) -> None:
         return sizes, {(b.owner, b.purpose): b.size_bytes for b in planned_blocks(config, sizes, data, DEVICE)}
 
     sizes, sglang = planned(engine="sglang", sglang={"kv_tokens": 500})
-    assert sglang[Role.ROLLOUT, ROLLOUT_KV] == pool_kv_bytes(sizes.shape, kv_tokens=500, dtype="bfloat16")
+    assert sglang[Role.ROLLOUT, ROLLOUT_KV] == pool_kv_bytes(sizes.wants.passes.shape, kv_tokens=500, dtype="bfloat16")
     assert (Role.ROLLOUT, OWN_WEIGHTS) not in sglang
     _, own = planned(engine="sglang", sglang={"kv_tokens": 500, "own_weights": True})
     assert own[Role.ROLLOUT, OWN_WEIGHTS] == taken_bytes(sizes.table.total_bytes, Memory.CUDA)
@@ -134,7 +134,7 @@ def test_on_a_gpu_what_passes_hold_for_a_moment_is_kept_free(model_folder: Path)
     assert on_gpu[PREFIX_SCRATCH] == {Phase.ROLLOUT, Phase.SCORE, Phase.TRAIN}
     assert on_gpu[TRAIN_SCRATCH] == on_gpu[TRAIN_WORKSPACE]
     assert not {PREFIX_SCRATCH, TRAIN_SCRATCH} & reserved(model_folder).keys()
-    bounds, shape = sizes.bounds(data), sizes.shape
+    bounds, shape = sizes.bounds(data), sizes.wants.passes.shape
     largest_gradient = 4 * shape.hidden * max(shape.vocab, 2 * shape.intermediate)
     assert bounds[PREFIX_SCRATCH] >= bounds[TRAIN_SCRATCH] > largest_gradient
 

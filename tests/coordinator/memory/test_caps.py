@@ -29,7 +29,8 @@ from rollplex_coordinator.memory.caps import (
 )
 from rollplex_coordinator.memory.device_sizes import sizes_of
 from rollplex_coordinator.memory.fleet_budget import plan_node
-from rollplex_coordinator.memory.sizes import ROLLOUT_KV, TRAIN_SCRATCH, TRAIN_WORKSPACE, Sizes
+from rollplex_coordinator.memory.names import ROLLOUT_KV, TRAIN_SCRATCH, TRAIN_WORKSPACE
+from rollplex_coordinator.memory.sizes import Sizes
 from support.core import AMPLE, DEVICE, check_data, make_config
 
 CUDA = {"kind": "cuda"}
@@ -146,5 +147,5 @@ def test_on_one_device_the_caps_are_those_of_all_blocks(model_folder: Path) -> N
     plan = plan_node(config, sizes, data, fleet_of(config), AMPLE, host_bytes=AMPLE)
     blocks = [one for one in plan.blocks if one.device == DEVICE]
     assert caps_by_device(config, plan, sizes) == {
-        DEVICE: private_caps(config, blocks, sizes.table, sizes.shape.vocab, AMPLE)
+        DEVICE: private_caps(config, blocks, sizes.table, sizes.wants.passes.shape.vocab, AMPLE)
     }

@@ -30,7 +30,8 @@ from rollplex_coordinator.dry_run import memory_report
 from rollplex_coordinator.memory.budget import SEGMENTS, planned_blocks
 from rollplex_coordinator.memory.device_sizes import FleetSizes, sizes_of
 from rollplex_coordinator.memory.fleet_budget import NodePlan, plan_node
-from rollplex_coordinator.memory.sizes import ROLLOUT_KV, TRAIN_WORKSPACE, Sizes
+from rollplex_coordinator.memory.names import ROLLOUT_KV, TRAIN_WORKSPACE
+from rollplex_coordinator.memory.sizes import Sizes
 from support.core import AMPLE, DEVICE, check_data, make_config
 
 TWO_BY_TWO: Mapping[str, Any] = {"devices": 4, "training": 2, "rollout": 1}
@@ -254,8 +255,8 @@ def test_gpus_that_are_too_small_are_refused_by_what_each_has_free(wide_folder: 
 
 def test_passes_of_ranks_are_counted_with_fused_modules_as_those_of_one_device(wide_folder: Path) -> None:
     config = make_config(wide_folder, parallel=TWO_BY_TWO, **GPU)
-    assert sizes_of(config, fleet_of(config)).fused
-    assert Sizes(config).fused
+    assert sizes_of(config, fleet_of(config)).wants.passes.fused
+    assert Sizes(config).wants.passes.fused
 
 
 @pytest.mark.parametrize(
@@ -279,4 +280,4 @@ def test_an_engine_s_pool_is_leased_as_large_as_it_is_told_to_be(
     sizes = sizes_of(config, fleet_of(config), longest_prompt=30)
     tokens = engine_spec(config, max_prompt_tokens=30).kv_tokens
     shape = rank_shape(read_shape(wide_folder), RolloutLayout(degree=config.parallel.rollout))
-    assert sizes.starting_pool().size_bytes == pool_kv_bytes(shape, kv_tokens=tokens, dtype="bfloat16")
+    assert sizes.wants.starting_pool().size_bytes == pool_kv_bytes(shape, kv_tokens=tokens, dtype="bfloat16")

@@ -28,7 +28,8 @@ from rollplex_coordinator.memory.fleet_budget import plan_node
 from rollplex_coordinator.memory.holder import Holder
 from rollplex_coordinator.memory.leasing import Memory as Blocks
 from rollplex_coordinator.memory.leasing import Want
-from rollplex_coordinator.memory.sizes import PREFIX_SCRATCH, TRAIN_SCRATCH, Sizes
+from rollplex_coordinator.memory.names import PREFIX_SCRATCH, TRAIN_SCRATCH
+from rollplex_coordinator.memory.sizes import Sizes
 from rollplex_coordinator.records.record import Record
 from rollplex_coordinator.steps.segments import StandingSegments
 from support.core import AMPLE, DEVICE, FakeJournal, check_data, make_config

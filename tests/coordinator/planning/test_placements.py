@@ -23,7 +23,8 @@ from rollplex.memory.predict import logits_bytes, prefix_activation_bytes, rollo
 from rollplex.protocol.common import Device, Kind, Memory, Role
 from rollplex_coordinator.decisions.peaks import plan_peak
 from rollplex_coordinator.memory.budget import planned_blocks
-from rollplex_coordinator.memory.sizes import OWN_WEIGHTS, Sizes
+from rollplex_coordinator.memory.names import OWN_WEIGHTS
+from rollplex_coordinator.memory.sizes import Sizes
 from rollplex_coordinator.planning.placements import NAMES, Placement, disaggregated_sides, place
 from rollplex_coordinator.planning.question import Question, share_of
 from support.core import make_config

@@ -48,7 +48,7 @@ def test_every_row_is_sampled_once_greedily_with_draws_of_its_own(core: Core) ->
         sampling = m.sampling
         assert (sampling.temperature, sampling.group_size, sampling.purpose) == (0.0, 1, "eval:held_out")
         assert (m.step, m.version) == (0, 0)
-        assert m.kv.size_bytes == core.sizes.rollout_kv(m.prompts, sampling, m.unit).size_bytes
+        assert m.kv.size_bytes == core.sizes.wants.rollout_kv(m.prompts, sampling, m.unit).size_bytes
     rewards = core.sent(RewardGroup)
     assert sorted(m.row for m in rewards) == list(range(10))
     assert {m.source for m in rewards} == {"held_out"}

@@ -30,7 +30,8 @@ from rollplex_coordinator.memory.caps import Caps
 from rollplex_coordinator.memory.device_sizes import sizes_of
 from rollplex_coordinator.memory.holder import Holder
 from rollplex_coordinator.memory.leasing import Memory
-from rollplex_coordinator.memory.sizes import ROLLOUT_KV, Sizes
+from rollplex_coordinator.memory.names import ROLLOUT_KV
+from rollplex_coordinator.memory.sizes import Sizes
 from rollplex_coordinator.processes.link import Link, WorkerFailed
 from rollplex_coordinator.records.record import Record
 from rollplex_coordinator.steps.loading import check_data, load_models, open_rewards
@@ -159,7 +160,7 @@ def test_the_pool_that_an_engine_comes_up_with_is_leased_until_it_is_loaded(
     loading = make_loading(device={"kind": "cuda"}, model={"dtype": "bfloat16"}, rollout={"engine": "sglang"})
     loading.load()
     granted = [e for e in loading.journal.events if isinstance(e, LeaseGranted) and e.kind is Kind.ROLLOUT_KV]
-    assert [event.size_bytes for event in granted] == [Sizes(loading.config).starting_pool().size_bytes]
+    assert [event.size_bytes for event in granted] == [Sizes(loading.config).wants.starting_pool().size_bytes]
     released = [e for e in loading.journal.events if isinstance(e, LeaseReleased)]
     assert [event.lease for event in released] == [granted[0].lease]
     assert loading.memory.leased().private == ()

@@ -62,7 +62,7 @@ def check_rollout_and_rewards(core: Core, plan: StepPlan, inputs: StepInputs, do
     for m in generated:
         assert m.prompts == tuple(inputs.prompts[g] for g in plan.decode[m.unit])
         assert (m.step, m.version, m.inputs, m.sampling) == (STEP, 0, inputs.ref, core.context.sampling)
-        assert m.kv.size_bytes == core.sizes.rollout_kv(m.prompts, m.sampling, m.unit).size_bytes
+        assert m.kv.size_bytes == core.sizes.wants.rollout_kv(m.prompts, m.sampling, m.unit).size_bytes
     rewards = core.sent(RewardGroup)
     assert sorted(m.responses.group for m in rewards) == list(range(len(ROWS)))
     for m in rewards:
@@ -76,7 +76,7 @@ def check_prefixes(core: Core, plan: StepPlan, inputs: StepInputs, done: Gathere
     kinds = [Which.REFERENCE, Which.ACTOR] if core.context.config.needs_reference else [Which.ACTOR]
     assert [(m.which, m.unit) for m in forwards] == [(which, unit.index) for which in kinds for unit in plan.prefix]
     for m in forwards:
-        wants = core.sizes.prefix_unit(m.which, m.prompts, m.unit)
+        wants = core.sizes.wants.prefix_unit(m.which, m.prompts, m.unit)
         private = next((want for want in wants if not want.segment), None)
         assert m.prompts == tuple(inputs.prompts[g] for g in plan.prefix[m.unit].groups)
         assert (m.step, m.version, m.inputs, m.copies) == (STEP, 0, inputs.ref, core.sizes.copies)
@@ -93,11 +93,11 @@ def check_prefixes(core: Core, plan: StepPlan, inputs: StepInputs, done: Gathere
         assert m.responses == tuple(done.responses[g] for g in unit.groups)
         assert (m.step, m.unit) == (STEP, unit.prefix)
         assert m.release == (m.suffix_unit == plan.prefix[unit.prefix].suffix[-1])
-        assert m.workspace.size_bytes == core.sizes.score_workspace(m.responses, m.suffix_unit).size_bytes
+        assert m.workspace.size_bytes == core.sizes.wants.score_workspace(m.responses, m.suffix_unit).size_bytes
     backwards = core.sent(PrefixBackward)
     assert [m.unit for m in backwards] == [unit.index for unit in plan.prefix]
     for m in backwards:
-        want = core.sizes.backward_workspace(tuple(inputs.prompts[g] for g in plan.prefix[m.unit].groups), m.unit)
+        want = core.sizes.wants.backward_workspace(tuple(inputs.prompts[g] for g in plan.prefix[m.unit].groups), m.unit)
         assert (m.step, m.version) == (STEP, 0)
         assert (m.workspace is None) == (want is None)
         assert m.workspace is None or want is None or m.workspace.size_bytes == want.size_bytes
@@ -120,7 +120,7 @@ def check_training(core: Core, plan: StepPlan, inputs: StepInputs, done: Gathere
         assert of_groups(m.reference_logprobs, unit.groups if core.context.config.needs_reference else ())
         assert m.rewards == tuple(done.rewards[g] for g in unit.groups)
         assert m.batch_rewards == (b"".join(done.rewards[g] for g in range(len(ROWS))) if batch else b"")
-        sizes = [want.size_bytes for want in core.sizes.train_workspace(m.prompts, m.responses, 0)]
+        sizes = [want.size_bytes for want in core.sizes.wants.train_workspace(m.prompts, m.responses, 0)]
         assert [m.workspace.size_bytes, m.scratch.size_bytes] == sizes
         assert m.workspace.lease != m.scratch.lease
 

@@ -18,7 +18,7 @@ from rollplex.protocol.common import HOST_INDEX, Device, Kind, Memory, Role
 from rollplex.protocol.inputs import DataChecked
 from rollplex_coordinator.decisions.leases import Reservation
 from rollplex_coordinator.decisions.peaks import PlannedBlock, check_fits
-from rollplex_coordinator.memory.sizes import (
+from rollplex_coordinator.memory.names import (
     ENGINE_SCRATCH,
     OWN_WEIGHTS,
     PREFIX_BACKWARD,
@@ -27,8 +27,8 @@ from rollplex_coordinator.memory.sizes import (
     SCORE_WORKSPACE,
     TRAIN_SCRATCH,
     TRAIN_WORKSPACE,
-    Sizes,
 )
+from rollplex_coordinator.memory.sizes import Sizes
 
 ALWAYS = frozenset(WORKING_PHASES)
 SEGMENTS = frozenset(

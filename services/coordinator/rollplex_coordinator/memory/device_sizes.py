@@ -1,6 +1,6 @@
 """The sizes of `memory.sizes` of one device among several: a rank of the trainer, a rank of an engine, or both.
 
-Owns: which share of the model and of an iteration each block is of. Formulas are those of `Sizes`.
+Owns: which share of the model and of an iteration each block is of. What is computed of it is as for one device.
 
     block                                    share of the model          share of the iteration
     ---------------------------------------  --------------------------  ------------------------
@@ -15,7 +15,7 @@ Where ranks differ in a few bytes, what is planned is the largest; each gets wha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 
 from rollplex.config.config import Config
@@ -25,14 +25,12 @@ from rollplex.layout.parallel.degrees import RolloutLayout, TrainingLayout
 from rollplex.layout.parallel.plan import plan
 from rollplex.layout.parallel.rank import rank_shape, rank_table
 from rollplex.layout.parallel.training import gradient_plan, rank_training_table, reference_plan
-from rollplex.layout.parameters import ParameterTable, parameter_table, with_entries
+from rollplex.layout.parameters import ParameterTable, parameter_table
 from rollplex.layout.shape import ModelShape, read_shape
-from rollplex.protocol.common import Kind, Parallel, PromptSlot
-from rollplex.protocol.inputs import DataChecked
-from rollplex.protocol.rollout import Sampling
+from rollplex.protocol.common import Parallel
 from rollplex_coordinator.decisions.fleet import Fleet
-from rollplex_coordinator.memory.leasing import Want
-from rollplex_coordinator.memory.sizes import ENGINE_SCRATCH, ROLLOUT_KV, SegmentBytes, Sizes
+from rollplex_coordinator.memory.formulas import Formulas
+from rollplex_coordinator.memory.sizes import SegmentBytes, Shares, Sizes
 
 
 def sizes_of(config: Config, fleet: Fleet, *, whole: bool = False, longest_prompt: int = 0) -> Sizes:
@@ -81,39 +79,21 @@ class DeviceSizes(Sizes):
         step: Config | None = None,
     ) -> None:
         replica, engine = shares
-        super().__init__(replica, shape=rank_shape(shape, training), table=shard, step=step)
-        none = with_entries(shard, ())  # for sizes that are asked for nothing of the parameters
-        self.shard = shard
-        self._node = Sizes(config, shape=shape, table=none)
-        self._engine = Sizes(
-            engine,
-            shape=rank_shape(shape, rollout),
-            table=none,
-            longest_prompt=longest_prompt,
-            step=step,
+        super().__init__(
+            replica,
+            shares=Shares(
+                passes=Formulas(config=replica, step=step or replica, shape=rank_shape(shape, training)),
+                engine=Formulas(
+                    config=engine,
+                    step=step or engine,
+                    shape=rank_shape(shape, rollout),
+                    longest_prompt=longest_prompt,
+                ),
+                node=config,
+            ),
+            table=shard,
         )
-
-    @property
-    def trained(self) -> ParameterTable:
-        return self.shard
-
-    @property
-    def vocabulary(self) -> int:
-        return self._node.shape.vocab
-
-    def bounds(self, data: DataChecked) -> dict[str, int]:
-        """As of one device, but with the inputs of the whole node."""
-        sampled = self._engine.bounds(data)
-        own = {name: sampled[name] for name in (ROLLOUT_KV, ENGINE_SCRATCH) if name in sampled}
-        return {**super().bounds(data), **own, Kind.INPUTS: self._node.bounds(data)[Kind.INPUTS]}
-
-    def rollout_kv(self, prompts: Sequence[PromptSlot], sampling: Sampling, unit: int) -> Want:
-        """As `Sizes`, of a rank's share of the heads."""
-        return self._engine.rollout_kv(prompts, sampling, unit)
-
-    def starting_pool(self) -> Want:
-        """As `Sizes`, likewise."""
-        return self._engine.starting_pool()
+        self.vocabulary = shape.vocab
 
 
 class FleetSizes(DeviceSizes):

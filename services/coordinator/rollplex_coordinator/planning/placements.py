@@ -20,7 +20,7 @@ from rollplex.journal.phases import Phase
 from rollplex.protocol.common import HOST_INDEX, Device, Kind, Role
 from rollplex_coordinator.decisions.peaks import PlannedBlock
 from rollplex_coordinator.memory.budget import ALWAYS, planned_blocks
-from rollplex_coordinator.memory.sizes import ENGINE_SCRATCH, ROLLOUT_KV
+from rollplex_coordinator.memory.names import ENGINE_SCRATCH, ROLLOUT_KV
 from rollplex_coordinator.planning.question import Question, share_of
 from rollplex_coordinator.planning.ranks import RankSizes
 

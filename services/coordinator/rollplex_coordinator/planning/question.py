@@ -85,8 +85,7 @@ class Question:
 
     @property
     def response_tokens(self) -> int:
-        rollout = self.config.rollout
-        return max(rollout.forced_lengths, default=rollout.max_new_tokens)
+        return self.config.rollout.longest_response
 
     @property
     def replicas(self) -> int:

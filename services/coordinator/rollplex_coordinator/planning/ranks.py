@@ -1,6 +1,7 @@
 """The sizes of one device (`memory.device_sizes`) for a plan, from shapes and degrees alone.
 
-Owns: what a plan asks beside what a run does: weights and gradients of baselines, which store them another way.
+Owns: what a plan asks beside what a run does: weights, gradients and passes of baselines, which store and compute them
+another way.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from rollplex.layout.parallel.degrees import RolloutLayout, TrainingLayout
 from rollplex.layout.parallel.rank import rank_table, unsplit
 from rollplex.layout.parallel.tally import Tally, tally_model
 from rollplex.layout.parallel.training import rank_training_table
-from rollplex.layout.parameters import ParameterTable, gradient_table, parameter_table
+from rollplex.layout.parameters import ITEM_BYTES, ParameterTable, gradient_table, parameter_table
 from rollplex.layout.shape import ModelShape
+from rollplex.protocol.inputs import DataChecked
 from rollplex_coordinator.memory.device_sizes import DeviceSizes
 from rollplex_coordinator.planning.question import Question, share_of
 
@@ -44,7 +46,7 @@ class RankSizes(DeviceSizes):
         self.weights_bytes = self.tally.stored
         self.rollout_weights_bytes = parts.rollout_bytes
         self.baseline_gradient_bytes = gradient_table(
-            self.shard, dtype=question.baseline_gradients or dtype
+            self.trained, dtype=question.baseline_gradients or dtype
         ).total_bytes
         self.unsplit_bytes = parts.unsplit_bytes
         """Weights that every rank has whole."""
@@ -52,7 +54,23 @@ class RankSizes(DeviceSizes):
     @property
     def training_weights_bytes(self) -> int:
         """Of a training shard that is stored for itself."""
-        return self.shard.total_bytes
+        return self.trained.total_bytes
+
+    def whole_sequences(self, data: DataChecked, count: int) -> dict[str, int]:
+        """Of a system without prefixes: what one pass over `count` sequences holds, each a longest prompt with a
+        longest response. The pass keeps what `memory.prefix_activations` says."""
+        formulas, train = self.wants.passes, data.sources[0]
+        longest = formulas.config.rollout.longest_response
+        tokens = train.max_prompt_tokens + longest
+        frame = [(1, 2, max(2, train.max_media_rows // 2))] * (count if train.max_media_rows else 0)
+        rows_bytes = count * longest * ITEM_BYTES[formulas.dtype] * formulas.shape.hidden
+        sizes = {
+            "graph": formulas.activations(count, tokens, frame) + rows_bytes,
+            "logits": formulas.logits(count, [longest] * count),
+        }
+        if formulas.on_gpu:
+            sizes["scratch"] = formulas.scratch(rows=count, tokens=count * tokens, longest=tokens, grids=frame)
+        return sizes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -94,7 +94,9 @@ class Evaluation:
         c = self._c
         prompts = tuple(inputs.prompts[member] for member in members)
         sampling = eval_sampling(c.config, self._section.name, stop_ids=c.data.stop_ids)
-        kv = self._generating[unit] = c.memory.now(c.sizes.rollout_kv(prompts, sampling, unit), devices=team.devices)
+        kv = self._generating[unit] = c.memory.now(
+            c.sizes.wants.rollout_kv(prompts, sampling, unit), devices=team.devices
+        )
         c.link.ask_team(
             team,
             lambda cause, rank: GenerateUnit(

@@ -26,7 +26,8 @@ from rollplex_coordinator.decisions.digests import check_replicas
 from rollplex_coordinator.decisions.fleet import Fleet, Team
 from rollplex_coordinator.memory.caps import Caps
 from rollplex_coordinator.memory.leasing import Memory
-from rollplex_coordinator.memory.sizes import OWN_WEIGHTS, Sizes
+from rollplex_coordinator.memory.names import OWN_WEIGHTS
+from rollplex_coordinator.memory.sizes import Sizes
 from rollplex_coordinator.processes.hub import Peer
 from rollplex_coordinator.processes.node import Node
 from rollplex_coordinator.steps.loads import Loads, meeting_files
@@ -95,7 +96,7 @@ def load_models(
     if engine.own_weights:
         own = standing(Kind.ACTOR_WEIGHTS, sizes.table.total_bytes, Role.ROLLOUT, Role.ROLLOUT)
         memory.now(structs.replace(own, purpose=OWN_WEIGHTS, segment=False))
-    pools = memory.now(sizes.starting_pool(), fleet.rollout_devices) if sizes.pools else None
+    pools = memory.now(sizes.wants.starting_pool(), fleet.rollout_devices) if sizes.pools else None
 
     def loaded(peer: Peer) -> None:
         node.record.append(ServiceReady(service=str(peer), role=peer.role, incarnation=peer.incarnation))

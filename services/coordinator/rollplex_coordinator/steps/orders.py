@@ -57,7 +57,7 @@ class Orders:
         """Rollout: sample a decode unit."""
         prompts = tuple(self._inputs.prompts[g] for g in self._plan.decode[unit])
         team = self._c.fleet.engines[self._plan.engine_of(unit)]
-        kv = self._now(team, self._c.sizes.rollout_kv(prompts, self._c.sampling, unit))
+        kv = self._now(team, self._c.sizes.wants.rollout_kv(prompts, self._c.sampling, unit))
         self._blocks["generate", unit] = (kv,)
         self._c.link.ask_team(
             team,
@@ -78,7 +78,7 @@ class Orders:
     def ask_memory(self, which: Which, unit: int, then: Callable[[], None]) -> None:
         """Ledger: memory for a prefix unit; `then` is called once it is granted, perhaps at once."""
         prompts = self._prompts(unit)
-        wants = self._c.sizes.prefix_unit(which, prompts, unit)
+        wants = self._c.sizes.wants.prefix_unit(which, prompts, unit)
 
         def granted(blocks: tuple[Blocks, ...]) -> None:
             self._blocks[which, unit] = blocks
@@ -135,7 +135,7 @@ class Orders:
         suffix = self._plan.suffix[unit]
         responses = tuple(self._g.responses[g] for g in suffix.groups)
         team = self._prefix_team(suffix.prefix)
-        workspace = self._now(team, self._c.sizes.score_workspace(responses, unit))
+        workspace = self._now(team, self._c.sizes.wants.score_workspace(responses, unit))
         self._blocks["score", unit] = (workspace,)
         self._c.link.ask_team(
             team,
@@ -158,7 +158,7 @@ class Orders:
         responses = tuple(self._g.responses[g] for g in suffix.groups)
         prompts = self._prompts(suffix.prefix)
         team = self._c.fleet.trainers[self._plan.replica_of(suffix.prefix)]
-        wants = self._c.sizes.train_workspace(prompts, responses, train.unit)
+        wants = self._c.sizes.wants.train_workspace(prompts, responses, train.unit)
         graph, scratch = (self._now(team, want) for want in wants)
         self._blocks["train", train.unit] = (graph, scratch)
         batch = b"".join(self._g.rewards[g] for g in range(self._plan.num_groups)) if self._batch_rewards else b""
@@ -193,7 +193,7 @@ class Orders:
     def backward(self, unit: int) -> None:
         """Prefix: backward of a prefix unit."""
         team = self._prefix_team(unit)
-        want = self._c.sizes.backward_workspace(self._prompts(unit), unit)
+        want = self._c.sizes.wants.backward_workspace(self._prompts(unit), unit)
         workspace = () if want is None else (self._now(team, want),)
         self._blocks["backward", unit] = workspace
         self._c.link.ask_team(

@@ -11,7 +11,6 @@ phases. Does not know: what is compared.
 
 from __future__ import annotations
 
-import copy
 import struct
 from collections.abc import Callable
 from dataclasses import replace
@@ -100,9 +99,7 @@ class Passes:
 
     def split(self, copies: int) -> Split:
         """The passes of training, with so many copies of the prompt; gradients are left in the trainer's arena."""
-        sizes = copy.copy(self._c.sizes)
-        sizes.copies = copies
-        c = replace(self._c, sizes=sizes)
+        c = replace(self._c, sizes=self._c.sizes.with_copies(copies))
         orders = self._orders(c)
         self._enter(Phase.ROLLOUT)
         reference = None
@@ -133,7 +130,7 @@ class Passes:
         c.record.step = self._step
         self._enter(Phase.TRAIN)
         (prompt,) = self._inputs.prompts
-        graph, scratch = (c.memory.now(want) for want in c.sizes.whole_workspace(prompt, g.responses[0]))
+        graph, scratch = (c.memory.now(want) for want in c.sizes.wants.whole_workspace(prompt, g.responses[0]))
         reference = g.reference_logprobs.get(0)
         answer = c.link.call(
             Role.TRAINER,
