@@ -19,13 +19,11 @@ from rollplex.bench.recipe import parse_device
 from rollplex.bench.report import report
 from rollplex.bench.rows import Row, choose_modes, choose_rows
 from rollplex.bench.schedules import Plan, run_schedules
-from rollplex.bench.tables import markdown as in_markdown
 from rollplex.bench.tables import plain
 from rollplex.bench.workload import Wanted, write_workload
+from rollplex.cli.bench_output import EXIT_FAILED, folder_of, show
 from rollplex.cli.output import say
-from rollplex.cli.start import fresh, timestamp
 
-EXIT_FAILED = 1
 VISION_TOKENS = 576
 """Of a workload that is not told otherwise."""
 
@@ -64,7 +62,7 @@ def bench_schedules(
     """
     if plot is not None:
         check_plot(plot)  # before minutes of measuring
-    out = (out or fresh(runs_dir, f"bench-{timestamp()}")).absolute()
+    out = folder_of(out, runs_dir, "bench")
     plan = Plan(
         config=config,
         overrides=overrides,
@@ -113,7 +111,7 @@ def bench_gradients(
     Raises:
         RollplexError: as `compare_gradients`.
     """
-    out = (out or fresh(runs_dir, f"gradients-{timestamp()}")).absolute()
+    out = folder_of(out, runs_dir, "gradients")
     wanted = Comparison(
         config=config,
         overrides=overrides,
@@ -154,7 +152,7 @@ def bench_parallel(
     Raises:
         RollplexError: as `compare_layouts`.
     """
-    out = (out or fresh(runs_dir, f"parallel-{timestamp()}")).absolute()
+    out = folder_of(out, runs_dir, "parallel")
     wanted = parallel.Wanted(
         config=config,
         overrides=overrides,
@@ -171,12 +169,7 @@ def bench_parallel(
     except StoppedError as stopped:
         say(f"{stopped}; the same command with --out {out} goes on")
         return stopped.exit_code
-    table = parallel.table_of(compared)
-    for line in in_markdown(table) if markdown else plain(table):
-        say(line)
-    say("")
-    for line in parallel.notes(compared):
-        say(f"- {line}" if markdown else line)
+    show(parallel.table_of(compared), parallel.notes(compared), markdown=markdown)
     return EXIT_FAILED if compared.exceeded else 0
 
 

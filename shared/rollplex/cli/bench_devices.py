@@ -11,12 +11,8 @@ from rollplex.bench.nodes import Job, StoppedError, run_row, run_together
 from rollplex.bench.placement import parse_placements
 from rollplex.bench.recipe import parse_device
 from rollplex.bench.rows import Row, choose_modes
-from rollplex.bench.tables import markdown as in_markdown
-from rollplex.bench.tables import plain
+from rollplex.cli.bench_output import EXIT_FAILED, folder_of, show
 from rollplex.cli.output import say
-from rollplex.cli.start import fresh, timestamp
-
-EXIT_FAILED = 1
 
 
 def bench_refresh(
@@ -37,7 +33,7 @@ def bench_refresh(
     Raises:
         RollplexError: as `measure_refresh`.
     """
-    out = (out or fresh(runs_dir, f"refresh-{timestamp()}")).absolute()
+    out = folder_of(out, runs_dir, "refresh")
     wanted = refresh.Wanted(
         preset=preset,
         placements=parse_placements(placements),
@@ -50,13 +46,8 @@ def bench_refresh(
     )
     say(f"folder {out}")
     found = refresh.measure_refresh(wanted, say=say)
-    table = refresh.table_of(found)
     say("")
-    for line in in_markdown(table) if markdown else plain(table):
-        say(line)
-    say("")
-    for line in refresh.notes(found):
-        say(f"- {line}" if markdown else line)
+    show(refresh.table_of(found), refresh.notes(found), markdown=markdown)
     say(f"kept in {out / 'refresh.json'}")
     return 0 if found.same else EXIT_FAILED
 
@@ -88,7 +79,7 @@ def bench_placements(
     Raises:
         RollplexError: as `run_placements`.
     """
-    out = (out or fresh(runs_dir, f"placements-{timestamp()}")).absolute()
+    out = folder_of(out, runs_dir, "placements")
     wanted = placed.Wanted(
         config=config,
         overrides=overrides,
@@ -108,12 +99,7 @@ def bench_placements(
     except StoppedError as stopped:
         say(f"{stopped}; the rows before are kept, and the same command with --out {out} goes on")
         return stopped.exit_code
-    table = placed.table_of(found)
     say("")
-    for line in in_markdown(table) if markdown else plain(table):
-        say(line)
-    say("")
-    for line in placed.notes(found):
-        say(f"- {line}" if markdown else line)
+    show(placed.table_of(found), placed.notes(found), markdown=markdown)
     say(f"kept in {out / placed.FILE}")
     return 0

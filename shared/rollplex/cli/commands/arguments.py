@@ -1,7 +1,9 @@
-"""Arguments that several commands have."""
+"""Arguments that several commands have, and the command as it was given."""
 
 from __future__ import annotations
 
+import shlex
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -11,3 +13,11 @@ _WHICH = "Run directory, or its name in the runs folder. Default: the run that i
 
 RunArgument = Annotated[Path | None, typer.Argument(metavar="RUN", help=_WHICH)]
 RunOption = Annotated[Path | None, typer.Option("--run", metavar="RUN", help=_WHICH)]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="A.B=V", help="Override a key of CONFIG. May be repeated.")
+]
+
+
+def command_line() -> str:
+    """This command, as results quote it."""
+    return shlex.join(["rollplex", *sys.argv[1:]])

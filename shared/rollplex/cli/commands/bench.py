@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from rollplex.cli.commands import bench_devices
+from rollplex.cli.commands import bench_options as options
+from rollplex.cli.commands.arguments import Overrides, command_line
 from rollplex.config.environment import read_environment
 
 bench = typer.Typer(name="bench", help="Measure speed and memory.", no_args_is_help=True)
@@ -17,25 +17,23 @@ bench = typer.Typer(name="bench", help="Measure speed and memory.", no_args_is_h
 
 @bench.command()
 def schedules(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the workload.")],
+    config: options.Workload,
     *,
     repeats: Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="How often each mode is run.")] = 3,
     iterations: Annotated[int, typer.Option(min=1, metavar="N", help="Iterations of each run.")] = 4,
-    warmup: Annotated[int, typer.Option(min=0, metavar="N", help="So many first ones of each do not count.")] = 1,
+    warmup: options.Warmup = 1,
     out: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="The bench's folder; one with rows is gone on with. Default: new, in runs."),
     ] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="A.B=V", help="Override a key of CONFIG. May be repeated.")
-    ] = None,
-    modes: Annotated[str, typer.Option(metavar="LIST", help="Schedules, with commas.")] = "serial,overlap,stream",
+    set_: Overrides = None,
+    modes: options.Modes = "serial,overlap,stream",
     prefixes: Annotated[str, typer.Option(metavar="LIST", help="Kinds of prefix, with commas.")] = "shared,replicated",
     rows: Annotated[
         str,
         typer.Option(metavar="LIST", help="In their place: rows such as serial:shared,overlap:shared,practised."),
     ] = "",
-    only: Annotated[int, typer.Option(min=0, metavar="N", help="At most so many rows now; the next call goes on.")] = 0,
+    only: options.OnlyRows = 0,
     prompts: Annotated[
         int, typer.Option(min=0, metavar="N", help="Prompts of rows with replicated prefixes; 0: as CONFIG has.")
     ] = 0,
@@ -43,7 +41,7 @@ def schedules(
         bool, typer.Option("--together", help="Rows of one kind of prefix take turns in one node: one start for all.")
     ] = False,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw the result: *.svg or *.png.")] = None,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print the result in Markdown.")] = False,
+    markdown: options.Markdown = False,
 ) -> None:
     """Say what sharing and overlap gain.
 
@@ -65,7 +63,7 @@ def schedules(
         runs_dir=read_environment().runs_dir,
         plot=plot,
         markdown=markdown,
-        command=shlex.join(["rollplex", *sys.argv[1:]]),
+        command=command_line(),
         rows=rows,
         limit=only,
         replicated_prompts=prompts,
@@ -127,7 +125,7 @@ def workload(
 
 @bench.command()
 def gradients(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the workload.")],
+    config: options.Workload,
     *,
     responses: Annotated[
         Path | None,
@@ -137,12 +135,8 @@ def gradients(
         float, typer.Option(min=0.0, metavar="S", help="Seconds over which the responses' ends are spread.")
     ] = 2.0,
     only: Annotated[int, typer.Option(min=0, metavar="N", help="At most so many runs; the next call goes on.")] = 0,
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The folder; one begun is gone on with. Default: new, in runs.")
-    ] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="A.B=V", help="Override a key of CONFIG. May be repeated.")
-    ] = None,
+    out: options.Folder = None,
+    set_: Overrides = None,
 ) -> None:
     """Compare the schedules' gradients.
 
@@ -159,7 +153,7 @@ def gradients(
         limit=only,
         out=out,
         runs_dir=read_environment().runs_dir,
-        command=shlex.join(["rollplex", *sys.argv[1:]]),
+        command=command_line(),
     )
     raise typer.Exit(code)
 
@@ -176,13 +170,9 @@ def parallel(
         bool, typer.Option("--weights", help="Compare also the weights after each update: every node writes them.")
     ] = False,
     only: Annotated[int, typer.Option(min=0, metavar="N", help="At most so many nodes; the next call goes on.")] = 0,
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The folder; one begun is gone on with. Default: new, in runs.")
-    ] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="A.B=V", help="Override a key of CONFIG. May be repeated.")
-    ] = None,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print the result in Markdown.")] = False,
+    out: options.Folder = None,
+    set_: Overrides = None,
+    markdown: options.Markdown = False,
 ) -> None:
     """Compare several devices with one.
 
@@ -201,7 +191,7 @@ def parallel(
         out=out,
         runs_dir=read_environment().runs_dir,
         markdown=markdown,
-        command=shlex.join(["rollplex", *sys.argv[1:]]),
+        command=command_line(),
     )
     raise typer.Exit(code)
 
@@ -209,12 +199,10 @@ def parallel(
 bench.command()(bench_devices.refresh)
 bench.command()(bench_devices.placements)
 
-RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Of a run that has ended, or goes on.")]
-
 
 @bench.command()
 def gap(
-    run_dir: RunDir,
+    run_dir: options.RunDir,
     *,
     exact: Annotated[
         Path | None,
@@ -236,7 +224,7 @@ def gap(
 
 @bench.command()
 def hbm(
-    run_dir: RunDir,
+    run_dir: options.RunDir,
     *,
     warmup: Annotated[int, typer.Option(min=0, metavar="N", help="So many first iterations do not count.")] = 1,
 ) -> None:

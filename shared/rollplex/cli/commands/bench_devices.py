@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from rollplex.cli.commands import bench_options as options
+from rollplex.cli.commands.arguments import Overrides, command_line
 from rollplex.config.environment import read_environment
-
-Out = Annotated[Path | None, typer.Option(metavar="DIR", help="The bench's folder. Default: new, in runs.")]
-Markdown = Annotated[bool, typer.Option("--markdown", help="Print the result in Markdown.")]
 
 
 def refresh(
@@ -20,18 +16,13 @@ def refresh(
     preset: Annotated[
         str, typer.Option(metavar="NAME", help="Sizes of the model: tiny-wide, qwen2.5-vl-3b, ...")
     ] = "qwen2.5-vl-3b",
-    placements: Annotated[
-        str,
-        typer.Option(
-            metavar="LIST", help="Training TP x replicas / rollout TP x engines, with commas; +: devices of their own."
-        ),
-    ] = "2x1/1x2,2x1/2x1,1x1+1x1",
+    placements: options.Placements = "2x1/1x2,2x1/2x1,1x1+1x1",
     device: Annotated[str, typer.Option(metavar="host|cuda", help="Whose memory.")] = "host",
     gpu: Annotated[int, typer.Option(min=0, metavar="N", help="The first one, as nvidia-smi counts.")] = 0,
     repeats: Annotated[int, typer.Option(min=1, max=10_000, metavar="N", help="Of each way to bring the pieces.")] = 20,
     warmup: Annotated[int, typer.Option(min=1, metavar="N", help="So many first ones of each do not count.")] = 3,
-    out: Out = None,
-    markdown: Markdown = False,
+    out: options.NewFolder = None,
+    markdown: options.Markdown = False,
 ) -> None:
     """Time the copies after an update.
 
@@ -50,36 +41,27 @@ def refresh(
         out=out,
         runs_dir=read_environment().runs_dir,
         markdown=markdown,
-        command=shlex.join(["rollplex", *sys.argv[1:]]),
+        command=command_line(),
     )
     raise typer.Exit(code)
 
 
 def placements(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the workload.")],
+    config: options.Workload,
     *,
-    places: Annotated[
-        str,
-        typer.Option(
-            "--placements",
-            metavar="LIST",
-            help="Training TP x replicas / rollout TP x engines, with commas; +: devices of their own.",
-        ),
-    ] = "2x1/1x2,1x1+1x1",
-    modes: Annotated[str, typer.Option(metavar="LIST", help="Schedules, with commas.")] = "serial,overlap,stream",
+    places: options.Placements = "2x1/1x2,1x1+1x1",
+    modes: options.Modes = "serial,overlap,stream",
     repeats: Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="How often each row is measured.")] = 3,
     iterations: Annotated[int, typer.Option(min=1, metavar="N", help="Iterations of each row.")] = 4,
-    warmup: Annotated[int, typer.Option(min=0, metavar="N", help="So many first ones of each do not count.")] = 1,
-    only: Annotated[int, typer.Option(min=0, metavar="N", help="At most so many rows now; the next call goes on.")] = 0,
+    warmup: options.Warmup = 1,
+    only: options.OnlyRows = 0,
     together: Annotated[
         bool,
         typer.Option("--together/--alone", help="A placement's schedules take turns in one node, or not."),
     ] = True,
-    out: Out = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="A.B=V", help="Override a key of CONFIG. May be repeated.")
-    ] = None,
-    markdown: Markdown = False,
+    out: options.NewFolder = None,
+    set_: Overrides = None,
+    markdown: options.Markdown = False,
 ) -> None:
     """Compare placements on several devices.
 
@@ -101,6 +83,6 @@ def placements(
         out=out,
         runs_dir=read_environment().runs_dir,
         markdown=markdown,
-        command=shlex.join(["rollplex", *sys.argv[1:]]),
+        command=command_line(),
     )
     raise typer.Exit(code)

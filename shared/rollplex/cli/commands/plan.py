@@ -7,13 +7,13 @@ from typing import Annotated, Literal
 
 import typer
 
+from rollplex.cli.commands.arguments import Overrides
+
 
 def plan(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of a run.")],
     *,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="A.B=V", help="Override a key of CONFIG. May be repeated.")
-    ] = None,
+    set_: Overrides = None,
     shape: Annotated[
         str,
         typer.Option(metavar="NAME", help="A published model instead of a folder: qwen2.5-vl-3b, -7b, -32b, -72b."),

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from rollplex.cli.commands.arguments import Overrides
+
 rewards = typer.Typer(name="rewards", help="Look at reward functions.", no_args_is_help=True)
 
 
@@ -18,9 +20,7 @@ def _group() -> None:
 @rewards.command()
 def check(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the run.")],
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="A.B=V", help="Override a key of CONFIG. May be repeated.")
-    ] = None,
+    set_: Overrides = None,
     rows: Annotated[
         int, typer.Option(min=1, metavar="N", help="How many rows of the training data, from the first.")
     ] = 5,

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from rollplex.cli.commands.arguments import Overrides, command_line
 from rollplex.config.environment import read_environment
 
 tune = typer.Typer(name="tune", help="Measure settings and write them down.", no_args_is_help=True)
@@ -34,9 +33,7 @@ def share(
         Path | None,
         typer.Option(metavar="DIR", help="Where rows are kept; one with rows is gone on with. Default: new, in runs."),
     ] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="A.B=V", help="Override a key of CONFIG. May be repeated.")
-    ] = None,
+    set_: Overrides = None,
     only: Annotated[int, typer.Option(min=0, metavar="N", help="At most so many rows now; the next call goes on.")] = 0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the result; leave CONFIG as it is.")] = False,
 ) -> None:
@@ -58,6 +55,6 @@ def share(
         runs_dir=read_environment().runs_dir,
         only=only,
         dry_run=dry_run,
-        command=shlex.join(["rollplex", *sys.argv[1:]]),
+        command=command_line(),
     )
     raise typer.Exit(code)

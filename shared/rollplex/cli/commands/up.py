@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from rollplex.cli.commands.arguments import Overrides
 from rollplex.config.environment import read_environment
 
 
@@ -19,9 +20,7 @@ def up(
         int | None,
         typer.Option(min=1, metavar="N", help="Stop after N in all. Default: run.iterations; when serving, none."),
     ] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="A.B=V", help="Override a key of CONFIG. May be repeated.")
-    ] = None,
+    set_: Overrides = None,
     run_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where the run leaves its files. Default: a new folder in runs.")
     ] = None,

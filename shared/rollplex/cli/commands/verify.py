@@ -7,15 +7,14 @@ from typing import Annotated
 
 import typer
 
+from rollplex.cli.commands.arguments import Overrides
 from rollplex.config.environment import read_environment
 
 
 def verify(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the run.")],
     *,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="A.B=V", help="Override a key of CONFIG. May be repeated.")
-    ] = None,
+    set_: Overrides = None,
     row: Annotated[
         int | None, typer.Option(min=0, metavar="N", help="Row of the data, from 0. Default: the first good one.")
     ] = None,
