@@ -12,7 +12,7 @@ from tensorboardX.record_writer import masked_crc32c  # type: ignore[import-unty
 
 from rollplex.protocol.inputs import Thumbnail
 from rollplex_coordinator.records.completions import Completion
-from rollplex_coordinator.records.sample_table import SampleGroup, SampleTable
+from rollplex_coordinator.records.sample_table import SampleGroup, SampleResponse, SampleTable
 
 
 def events_in(run_dir: Path) -> list[Any]:
@@ -48,6 +48,13 @@ def completion(text: str) -> Completion:
     )  # fmt: skip
 
 
+def sample_response(text: str) -> SampleResponse:
+    """The same in a table of samples."""
+    return SampleResponse(
+        sample=1, completion=text, reward=0.5, rewards={"right": 1.0}, advantage=None, tokens=2, stopped=True
+    )
+
+
 PNG = b"\x89PNG\r\n\x1a\n and so on"
 
 
@@ -56,5 +63,5 @@ def sample_table(
 ) -> SampleTable:
     """One group of one response with this text."""
     shown = [Thumbnail(name="image 1", png=PNG, width=96, height=40)] if media is None else media
-    group = SampleGroup(group=0, row=9, prompt=prompt, media=tuple(shown), responses=(completion(text),))
+    group = SampleGroup(group=0, row=9, prompt=prompt, media=tuple(shown), responses=(sample_response(text),))
     return SampleTable(step=step, version=step, functions=("right",), groups=(group,), shown=True)

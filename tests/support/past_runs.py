@@ -23,10 +23,9 @@ from rollplex.journal.events import (
 )
 from rollplex.protocol.common import ErrorReport
 from rollplex.protocol.inputs import Thumbnail
-from rollplex_coordinator.records.completions import Completion
 from rollplex_coordinator.records.journal import Journal
 from rollplex_coordinator.records.sample_files import SampleFiles
-from rollplex_coordinator.records.sample_table import SampleGroup, SampleTable
+from rollplex_coordinator.records.sample_table import SampleGroup, SampleResponse, SampleTable
 
 PNG = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNkYAAAAAYAAjCB0C8AAAAASUVORK5CYII=")
 STEP_S = 1.0
@@ -75,7 +74,6 @@ def write_run(
 
 def sample_table(step: int) -> SampleTable:
     """Two groups of rows 10 * step and 10 * step + 1, with a picture each; rewards 0, 0.5, 1, and one that is none."""
-    nan = float("nan")
     groups = [
         SampleGroup(
             group=group,
@@ -83,21 +81,16 @@ def sample_table(step: int) -> SampleTable:
             prompt="which digit <b>is</b> this",
             media=(Thumbnail(name="image 1", png=PNG, width=1, height=1), Thumbnail(name="image 2", problem="lost")),
             responses=tuple(
-                Completion(
-                    source="train",
-                    step=step,
-                    version=step,
-                    row=10 * step + group,
-                    group=group,
+                SampleResponse(
                     sample=sample,
                     completion=f"answer {sample}",
                     reward=reward,
                     rewards={"right": reward},
-                    advantage=reward - 0.5,
+                    advantage=None if reward is None else reward - 0.5,
                     tokens=2,
                     stopped=True,
                 )
-                for sample, reward in enumerate((0.0, 0.5, 1.0, nan))
+                for sample, reward in enumerate((0.0, 0.5, 1.0, None))
             ),
         )
         for group in range(2)

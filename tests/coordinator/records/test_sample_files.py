@@ -5,9 +5,11 @@ from __future__ import annotations
 import base64
 import json
 import logging
+import math
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from rollplex.protocol.inputs import RowShown, Thumbnail
 from rollplex_coordinator.records.sample_files import SampleFiles
@@ -50,6 +52,22 @@ def test_a_folder_that_cannot_be_made_is_told_once(tmp_path: Path, caplog: pytes
     (warning,) = caplog.messages
     assert "set run.sample_every to 0" in warning
     assert (tmp_path / "samples").read_text() == "a file"
+
+
+def test_a_number_that_was_not_given_is_none_in_a_table() -> None:
+    given = replace(completion("a"), rewards={"right": math.nan}, advantage=-0.25)
+    groups = table_of(
+        step=3,
+        version=3,
+        rows=(9,),
+        functions=("right",),
+        completions=[given, replace(given, reward=math.nan, advantage=math.nan)],
+        skipped={},
+    ).groups
+    (first, second) = groups[0].responses
+    assert (first.reward, first.rewards, first.advantage) == (0.5, {"right": None}, -0.25)
+    assert (first.sample, first.completion, first.tokens, first.stopped) == (1, "a", 2, True)
+    assert (second.reward, second.rewards, second.advantage) == (None, {"right": None}, None)
 
 
 def test_a_table_has_the_responses_of_its_groups_and_then_what_their_rows_look_like() -> None:

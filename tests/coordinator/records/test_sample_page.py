@@ -12,14 +12,13 @@ from msgspec.structs import replace
 from rollplex.protocol.inputs import Thumbnail
 from rollplex_coordinator.records.sample_page import MAX_CHARS, MAX_RESPONSES, page
 from rollplex_coordinator.records.sample_table import SampleTable
-from support.files import PNG, completion, sample_table
+from support.files import PNG, sample_response, sample_table
 
 EVIL = "</pre></td><script>alert(1)</script> | <img src=x onerror=alert(1)> \"'&lt;"
 TAGS = {
     *("html", "head", "meta", "title", "style", "body", "h1", "h2", "p", "section", "div", "figure", "figcaption"),
     *("img", "span", "pre", "table", "thead", "tbody", "tr", "th", "td"),
 }
-NAN = float("nan")
 
 
 class Read(HTMLParser):
@@ -83,8 +82,8 @@ def test_the_policy_allows_this_style_and_pictures_in_the_page_and_nothing_else(
 def test_a_response_has_its_reward_its_parts_and_its_advantage() -> None:
     table = sample_table("seven")
     (group,) = table.groups
-    good, bad = (replace(completion(text), advantage=value) for text, value in (("seven", 1.25), ("six", -0.5)))
-    none = replace(completion("…"), reward=NAN, rewards={"right": NAN}, stopped=False)
+    good, bad = (replace(sample_response(text), advantage=value) for text, value in (("seven", 1.25), ("six", -0.5)))
+    none = replace(sample_response("…"), reward=None, rewards={"right": None}, stopped=False)
     read = Read(page(replace(table, groups=(replace(group, responses=(good, bad, none)),))))
     cells = [text for text in read.texts if text.strip()]
     at = cells.index("seven")
@@ -126,7 +125,7 @@ def test_control_characters_are_seen_and_long_texts_are_cut() -> None:
 def test_a_large_group_is_cut(count: int) -> None:
     table = sample_table("")
     (group,) = table.groups
-    group = replace(group, responses=tuple(completion(f"r{n}") for n in range(count)))
+    group = replace(group, responses=tuple(sample_response(f"r{n}") for n in range(count)))
     read = Read(page(replace(table, groups=(group,))))
     assert len(read.of("tr")) == 1 + MAX_RESPONSES
     assert any("and 5 more responses" in text for text in read.texts) == (count > MAX_RESPONSES)

@@ -8,7 +8,7 @@ import re
 from msgspec.structs import replace
 
 from rollplex_coordinator.records.sample_summary import MAX_RESPONSE, MAX_RESPONSES, escaped, markdown
-from support.files import completion, sample_table
+from support.files import sample_response, sample_table
 
 EVIL = "<script>alert(1)</script> | ![x](http://example.com/a.png) **b** `c` [l](javascript:d) &lt; \\| _e_ #"
 
@@ -31,7 +31,7 @@ def test_every_line_of_the_table_has_the_same_number_of_cells() -> None:
 def test_long_texts_and_large_groups_are_cut_and_what_is_missing_says_why() -> None:
     table = sample_table("")
     (group,) = table.groups
-    many = replace(group, responses=tuple(completion("x" * 1000) for _ in range(40)))
+    many = replace(group, responses=tuple(sample_response("x" * 1000) for _ in range(40)))
     missing, skipped = replace(group, missing="no such row"), replace(group, skipped="it raised", responses=())
     text = markdown(replace(table, groups=(many, missing, skipped)))
     assert text.count("x" * MAX_RESPONSE) == MAX_RESPONSES

@@ -15,8 +15,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from rollplex.errors import JournalError
-from rollplex.protocol.inputs import Thumbnail
 from rollplex_coordinator.records.sample_files import FOLDER
+from rollplex_coordinator.records.sample_table import SampleGroup, SampleTable
 
 MAX_TABLE_BYTES = 64 * 2**20
 MAX_READ_BYTES = 64 * 2**20
@@ -27,40 +27,7 @@ _NAME = re.compile(r"step_([0-9]{1,9})\.json")
 _PNG = b"\x89PNG\r\n\x1a\n"
 
 
-class Response(Struct, frozen=True, kw_only=True):
-    """One response of a group; a number that was not given is None."""
-
-    sample: int
-    completion: str
-    reward: float | None
-    rewards: dict[str, float | None]
-    advantage: float | None = None
-    tokens: int
-    stopped: bool
-
-
-class Group(Struct, frozen=True, kw_only=True):
-    """One prompt as `records.sample_table` wrote it."""
-
-    group: int
-    row: int
-    prompt: str = ""
-    media: tuple[Thumbnail, ...] = ()
-    left_out: int = 0
-    missing: str = ""
-    skipped: str = ""
-    responses: tuple[Response, ...] = ()
-
-
-class Table(Struct, frozen=True, kw_only=True):
-    """The groups of one step."""
-
-    step: int
-    version: int
-    groups: tuple[Group, ...]
-
-
-_DECODER = msgspec.json.Decoder(Table)
+_DECODER = msgspec.json.Decoder(SampleTable)
 
 
 class Wanted(Struct, frozen=True, kw_only=True):
@@ -83,7 +50,7 @@ class Hit(Struct, frozen=True, kw_only=True):
 
     step: int
     version: int
-    group: Group
+    group: SampleGroup
 
 
 class Page(Struct, frozen=True, kw_only=True):
@@ -136,7 +103,7 @@ def picture(folder: Path, step: int, group: int, index: int) -> bytes | None:
     return png if png.startswith(_PNG) else None
 
 
-def _matching(table: Table, wanted: Wanted) -> Iterator[Group]:
+def _matching(table: SampleTable, wanted: Wanted) -> Iterator[SampleGroup]:
     for group in table.groups:
         if wanted.row is not None and group.row != wanted.row:
             continue
@@ -181,7 +148,7 @@ def _read(folder: Path, step: int) -> bytes:
     return raw
 
 
-def _decode(raw: bytes, folder: Path, step: int) -> Table:
+def _decode(raw: bytes, folder: Path, step: int) -> SampleTable:
     try:
         return _DECODER.decode(raw)
     except msgspec.DecodeError as error:

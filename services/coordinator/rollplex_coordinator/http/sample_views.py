@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from rollplex_coordinator.archive.samples import Hit, Response
+from rollplex_coordinator.archive.samples import Hit
 from rollplex_coordinator.http.run_views import PictureView, ResponseView, SampleView
+from rollplex_coordinator.records.sample_table import SampleResponse
 
 MAX_CHARS = 4_000
 MAX_RESPONSES = 32
@@ -36,7 +37,7 @@ def sample_view(hit: Hit) -> SampleView:
     )
 
 
-def _response_view(response: Response) -> ResponseView:
+def _response_view(response: SampleResponse) -> ResponseView:
     return ResponseView(
         sample=response.sample,
         text=response.completion[:MAX_CHARS],

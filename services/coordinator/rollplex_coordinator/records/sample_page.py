@@ -14,8 +14,7 @@ import math
 from collections.abc import Iterator
 
 from rollplex.protocol.inputs import Thumbnail
-from rollplex_coordinator.records.completions import Completion
-from rollplex_coordinator.records.sample_table import SampleGroup, SampleTable
+from rollplex_coordinator.records.sample_table import SampleGroup, SampleResponse, SampleTable
 
 MAX_CHARS = 4_000
 MAX_RESPONSES = 32
@@ -55,7 +54,7 @@ _VISIBLE = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "
 def page(table: SampleTable) -> str:
     """The whole file."""
     title = f"Samples of step {table.step}"
-    rewards = [r.reward for group in table.groups for r in group.responses if not math.isnan(r.reward)]
+    rewards = [r.reward for group in table.groups for r in group.responses if r.reward is not None]
     mean = f", mean reward {_number(math.fsum(rewards) / len(rewards))}" if rewards else ""
     return "".join(
         (
@@ -123,9 +122,10 @@ def _responses(group: SampleGroup, functions: tuple[str, ...]) -> str:
     )
 
 
-def _lines(responses: tuple[Completion, ...], functions: tuple[str, ...]) -> Iterator[str]:
+def _lines(responses: tuple[SampleResponse, ...], functions: tuple[str, ...]) -> Iterator[str]:
     for item in responses:
-        kind = " good" if item.advantage > 0 else " bad" if item.advantage < 0 else ""
+        advantage = item.advantage or 0.0
+        kind = " good" if advantage > 0 else " bad" if advantage < 0 else ""
         parts = "".join(_cell(_number(item.rewards[name])) for name in functions)
         tokens = str(item.tokens) if item.stopped else f'{item.tokens} <span class="soft">cut</span>'
         yield (
@@ -138,12 +138,12 @@ def _cell(content: str, kind: str = "") -> str:
     return f'<td class="number{kind}">{content}</td>'
 
 
-def _number(value: float) -> str:
-    return "none" if math.isnan(value) else f"{value:.4g}"
+def _number(value: float | None) -> str:
+    return "none" if value is None else f"{value:.4g}"
 
 
-def _signed(value: float) -> str:
-    return "none" if math.isnan(value) else "0" if value == 0 else f"{value:+.3f}"
+def _signed(value: float | None) -> str:
+    return "none" if value is None else "0" if value == 0 else f"{value:+.3f}"
 
 
 def _text(text: str) -> str:

@@ -6,8 +6,6 @@ spaces becomes a numeric entity, which is text wherever it stands, also in a cel
 
 from __future__ import annotations
 
-import math
-
 from rollplex_coordinator.records.sample_table import SampleGroup, SampleTable
 
 MAX_PROMPT = 500
@@ -48,5 +46,5 @@ def _row(cells: list[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _number(value: float) -> str:
-    return "none" if math.isnan(value) else f"{value:.4g}"
+def _number(value: float | None) -> str:
+    return "none" if value is None else f"{value:.4g}"

@@ -1,10 +1,12 @@
 """A table of samples: a few groups of one step with what the model saw, answered, got and was taught by.
 
-Owns its form. Knows nothing of files (`sample_files`), nor of how it looks (`sample_page`, `sample_summary`).
+Owns its form, for who writes tables and who reads them back. Knows nothing of files (`sample_files`), nor of how it
+looks (`sample_page`, `sample_summary`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
@@ -12,6 +14,20 @@ from msgspec.structs import replace
 
 from rollplex.protocol.inputs import RowShown, Thumbnail
 from rollplex_coordinator.records.completions import Completion
+
+
+class SampleResponse(Struct, frozen=True, kw_only=True):
+    """One response of a group; a number that was not given is None."""
+
+    sample: int
+    completion: str
+    reward: float | None
+    rewards: dict[str, float | None]
+    """By function."""
+    advantage: float | None = None
+    tokens: int
+    stopped: bool
+    """It ended by itself, not by its length."""
 
 
 class SampleGroup(Struct, frozen=True, kw_only=True):
@@ -27,7 +43,7 @@ class SampleGroup(Struct, frozen=True, kw_only=True):
     """Why prompt and media are not here."""
     skipped: str = ""
     """Why there are no rewards, so no responses here."""
-    responses: tuple[Completion, ...] = ()
+    responses: tuple[SampleResponse, ...] = ()
 
 
 class SampleTable(Struct, frozen=True, kw_only=True):
@@ -71,7 +87,7 @@ def table_of(
             row=row,
             missing=NOT_YET,
             skipped=skipped.get(group, ""),
-            responses=tuple(by_group[group]),
+            responses=tuple(map(_response, by_group[group])),
         )
         for group, row in enumerate(rows)
     )
@@ -83,6 +99,22 @@ def with_rows(table: SampleTable, shown: Iterable[RowShown]) -> SampleTable:
     known = {row.row: row for row in shown}
     groups = tuple(_with_row(group, known[group.row]) if group.row in known else group for group in table.groups)
     return replace(table, groups=groups, shown=True)
+
+
+def _response(completion: Completion) -> SampleResponse:
+    return SampleResponse(
+        sample=completion.sample,
+        completion=completion.completion,
+        reward=_given(completion.reward),
+        rewards={name: _given(reward) for name, reward in completion.rewards.items()},
+        advantage=_given(completion.advantage),
+        tokens=completion.tokens,
+        stopped=completion.stopped,
+    )
+
+
+def _given(value: float) -> float | None:
+    return None if math.isnan(value) else value
 
 
 def _with_row(group: SampleGroup, row: RowShown) -> SampleGroup:
