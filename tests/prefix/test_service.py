@@ -10,7 +10,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor, autograd
 
-from rollplex.errors import SegmentError, StaleWeightsError, StateError
+from rollplex.errors import ModelError, SegmentError, StaleWeightsError, StateError
 from rollplex.layout.parameters import gradient_table
 from rollplex.memory.digest import digest
 from rollplex.memory.tensors import padding
@@ -56,7 +56,7 @@ def test_nothing_works_before_loading(make_world: MakeWorld) -> None:
 def test_another_parameter_table_is_refused_with_both_hashes(make_world: MakeWorld) -> None:
     world = make_world()
     other = replace(world.load, model=replace(world.load.model, table_hash="0" * 64))
-    with pytest.raises(StateError, match=f"{world.table.hash}.*{'0' * 64}"):
+    with pytest.raises(ModelError, match=f"{world.table.hash}.*{'0' * 64}"):
         PrefixService(world.segments).handle(other, lambda _: None)
 
 

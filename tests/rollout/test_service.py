@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from rollplex.errors import BudgetError, EngineError, RollplexError, StaleWeightsError, StateError
+from rollplex.errors import BudgetError, EngineError, ModelError, RollplexError, StaleWeightsError, StateError
 from rollplex.memory.digest import digest
 from rollplex.protocol.codec import CHANNELS
 from rollplex.protocol.common import (
@@ -328,7 +328,7 @@ def test_instructions_before_the_model_is_loaded_and_a_second_load_are_refused(n
 
 def test_another_parameter_table_is_refused_with_both_hashes(node: Node) -> None:
     bench = Bench(node)
-    with pytest.raises(StateError, match=f"got {node.table.hash}; needed {'0' * 64}"):
+    with pytest.raises(ModelError, match=f"got {node.table.hash}; needed {'0' * 64}"):
         bench.load(table_hash="0" * 64)
 
 

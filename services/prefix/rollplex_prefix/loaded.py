@@ -17,13 +17,12 @@ from pathlib import Path
 
 from torch import Tensor
 
-from rollplex.errors import StateError
 from rollplex.layout.parallel.degrees import RolloutLayout, TrainingLayout
 from rollplex.layout.parallel.kv import rank_shape
 from rollplex.layout.parallel.plan import DevicePlan, plan
 from rollplex.layout.parallel.training import gradient_plan, reference_plan
-from rollplex.layout.parameters import ParameterTable, gradient_table, parameter_table, reference_table
-from rollplex.layout.shape import ModelShape, read_shape
+from rollplex.layout.parameters import ParameterTable, gradient_table, reference_table
+from rollplex.layout.shape import ModelShape
 from rollplex.memory.digest import digest
 from rollplex.memory.header import HeaderPage
 from rollplex.memory.tensors import DTYPES, tensor, views
@@ -35,9 +34,10 @@ from rollplex.model.parallel.views import shard_views
 from rollplex.model.setup import prepare_torch
 from rollplex.multiprocessors import Multiprocessors
 from rollplex.multiprocessors.green import GreenDriver
-from rollplex.protocol.common import ModelSpec, Parallel, SegmentRef
+from rollplex.protocol.common import Parallel, Role, SegmentRef
 from rollplex.protocol.prefix import LoadPrefix
 from rollplex.worker import Segments
+from rollplex.worker.agreement import agreed_model, own_device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,10 +57,11 @@ class LoadedPrefix:
         """Map the segments and build the models over them; of several ranks, meet the others first.
 
         Raises:
-            StateError: another parameter table than the coordinator's, or another rank than the plan's.
+            StateError: another rank than the plan's.
             ConfigError: degrees that the model cannot be split by.
             WaitError: the other ranks do not come.
-            ModelError, SegmentError: a model that cannot be built, or a segment that is not what it should be.
+            ModelError: a model that cannot be built, or another parameter table than the coordinator's.
+            SegmentError: a segment that is not what it should be.
         """
         spec, parallel = message.model, message.parallel
         self.device = prepare_torch(spec)
@@ -70,8 +71,8 @@ class LoadedPrefix:
         self.multiprocessors = Multiprocessors(GreenDriver if shared else None)
         self.private_bytes = message.private_bytes
         limit_private(self.device, message.private_bytes)
-        shape = read_shape(Path(spec.path))
-        self.table = _agreed_table(spec, shape)
+        agreed = agreed_model(spec)
+        self.table, shape = agreed.table, agreed.shape
         self.row_width = shape.row_width
         self.kv_shape = rank_shape(shape, parallel.training)
         """Of the K/V heads that this process has."""
@@ -96,30 +97,10 @@ class LoadedPrefix:
         return digest(self.mapping, self.table, self.total_bytes)
 
 
-def _agreed_table(spec: ModelSpec, shape: ModelShape) -> ParameterTable:
-    table = parameter_table(shape, dtype=spec.dtype, freeze_vision=spec.freeze_vision)
-    if table.hash != spec.table_hash:
-        raise StateError(
-            "this process and the coordinator disagree about the parameter table",
-            got=table.hash,
-            needed=spec.table_hash,
-            do="Run the same version of Rollplex and the same model folder everywhere.",
-        )
-    return table
-
-
 def _planned(parallel: Parallel, table: ParameterTable, shape: ModelShape) -> DevicePlan:
     """What the device's segment holds."""
     layouts = TrainingLayout(degree=parallel.training), RolloutLayout(degree=parallel.rollout)
-    device = plan(table, shape, *layouts).devices[parallel.device]
-    if device.ranks.training != parallel.rank:
-        raise StateError(
-            "this process has another rank than the plan of its device",
-            got=f"rank {parallel.rank} on device {parallel.device}",
-            needed=f"rank {device.ranks.training}",
-            do="Run the same version of Rollplex everywhere.",
-        )
-    return device
+    return own_device(plan(table, shape, *layouts).devices, parallel, Role.PREFIX)
 
 
 def _whole(message: LoadPrefix, segments: Segments, table: ParameterTable) -> Models:

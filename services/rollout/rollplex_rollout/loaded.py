@@ -9,15 +9,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
-from rollplex.errors import ConfigError, StateError
+from rollplex.errors import ConfigError
 from rollplex.layout.parallel.degrees import RolloutLayout, TrainingLayout
 from rollplex.layout.parallel.plan import DevicePlan, plan
-from rollplex.layout.parameters import ParameterTable, parameter_table
-from rollplex.layout.shape import ModelShape, read_shape
+from rollplex.layout.parameters import ParameterTable
+from rollplex.layout.shape import ModelShape
 from rollplex.memory.header import HeaderPage
 from rollplex.memory.segment import Mapping
-from rollplex.protocol.common import Parallel, SegmentRef
+from rollplex.protocol.common import Parallel, Role, SegmentRef
 from rollplex.protocol.rollout import LoadRollout
+from rollplex.worker.agreement import agreed_model, own_device
 from rollplex_rollout.engine import Engine, EngineFactory, Setup
 
 
@@ -39,15 +40,8 @@ class LoadedRollout:
 
     def __init__(self, message: LoadRollout, segments: Attach, make_engine: EngineFactory) -> None:
         spec = message.model
-        shape = read_shape(Path(spec.path))
-        table = parameter_table(shape, dtype=spec.dtype, freeze_vision=spec.freeze_vision)
-        if table.hash != spec.table_hash:
-            raise StateError(
-                "This process and the coordinator disagree about the parameter table",
-                got=table.hash,
-                needed=spec.table_hash,
-                do="Run the same version of Rollplex and the same model folder everywhere.",
-            )
+        agreed = agreed_model(spec)
+        table, shape = agreed.table, agreed.shape
         self.setup = Setup(
             spec=spec,
             shape=shape,
@@ -72,15 +66,7 @@ def _planned(parallel: Parallel, table: ParameterTable, shape: ModelShape) -> De
     if parallel.training == parallel.rollout == 1:
         return None
     layouts = TrainingLayout(degree=parallel.training), RolloutLayout(degree=parallel.rollout)
-    device = plan(table, shape, *layouts).devices[parallel.device]
-    if device.ranks.rollout != parallel.rank:
-        raise StateError(
-            "This process has another rank than the plan of its device",
-            got=f"rank {parallel.rank} on device {parallel.device}",
-            needed=f"rank {device.ranks.rollout}",
-            do="Run the same version of Rollplex everywhere.",
-        )
-    return device
+    return own_device(plan(table, shape, *layouts).devices, parallel, Role.ROLLOUT)
 
 
 class LentWeights:

@@ -29,8 +29,9 @@ from rollplex.model.parallel.build import build_parallel
 from rollplex.model.parallel.group import meet
 from rollplex.model.parallel.views import shard_views
 from rollplex.model.parallel.weights import fill_shards
-from rollplex.protocol.common import Parallel, SegmentRef
+from rollplex.protocol.common import Parallel, Role, SegmentRef
 from rollplex.protocol.trainer import LoadTrainer, Restore
+from rollplex.worker.agreement import own_device
 from rollplex_trainer.leader import Leader, trained_parameters
 from rollplex_trainer.loaded import require_digest
 from rollplex_trainer.metrics import StepMetrics
@@ -72,7 +73,7 @@ class RankTrainer(ReadyTrainer):
         self._layout = TrainingLayout(degree=message.parallel.training)
         self.kv_shape = rank_shape(self.shape, message.parallel.training)
         self._plan = self._plan_of(message.parallel)
-        self._own = _own_device(self._plan, message.parallel)
+        self._own = own_device(self._plan.devices, message.parallel, Role.TRAINER)
         self.total_bytes = self._own.storage.total_bytes
         self._arenas = gradient_plan(self.table, self.shape, self._layout)
         opened = (self._numbers, self._state_views)
@@ -246,18 +247,6 @@ class RankTrainer(ReadyTrainer):
         table = rank_training_table(self.table, self.shape, self._layout, rank)
         states = optimizer_table(table, name=self.settings.name, momentum=self.settings.momentum)
         return optimizer_views(self._segments.attach(ref), states)
-
-
-def _own_device(whole: LayoutPlan, parallel: Parallel) -> DevicePlan:
-    device = whole.devices[parallel.device]
-    if device.ranks.training != parallel.rank:
-        raise StateError(
-            "This process has another rank than the plan of its device",
-            got=f"rank {parallel.rank} on device {parallel.device}",
-            needed=f"rank {device.ranks.training}",
-            do="Run the same version of Rollplex everywhere.",
-        )
-    return device
 
 
 def _is_split(parameter: Parameter) -> bool:

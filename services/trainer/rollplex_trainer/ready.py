@@ -17,9 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from rollplex.errors import ModelError
-from rollplex.layout.parameters import parameter_table
-from rollplex.layout.shape import ModelShape, read_shape
+from rollplex.layout.shape import ModelShape
 from rollplex.memory.header import HeaderPage
 from rollplex.memory.segment import Mapping
 from rollplex.model.build import Model
@@ -27,6 +25,7 @@ from rollplex.model.device import limit_private
 from rollplex.model.setup import prepare_torch
 from rollplex.protocol.common import SegmentRef
 from rollplex.protocol.trainer import LoadTrainer
+from rollplex.worker.agreement import agreed_model
 from rollplex_trainer.metrics import StepMetrics
 from rollplex_trainer.optimizer import SegmentOptimizer
 from rollplex_trainer.streamed import StreamedOptimizer
@@ -96,16 +95,8 @@ class ReadyTrainer(ABC):
         self.settings = message.optimizer
         self.never_sampled = spec.never_sampled
         self.folder = Path(spec.path)
-        self.shape = read_shape(self.folder)
-        self.table = parameter_table(self.shape, dtype=spec.dtype, freeze_vision=spec.freeze_vision)
-        if self.table.hash != spec.table_hash:
-            raise ModelError(
-                "This process and the coordinator disagree about the parameter table",
-                got=self.table.hash,
-                needed=spec.table_hash,
-                do="Run the same version of Rollplex and the same model folder everywhere",
-                where=spec.path,
-            )
+        agreed = agreed_model(spec)
+        self.shape, self.table = agreed.shape, agreed.table
         self.mapping = segments.attach_new(message.actor)
 
     @abstractmethod
