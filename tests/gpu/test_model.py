@@ -29,8 +29,8 @@ from rollplex.model.weights import fill
 from rollplex.model.whole import whole_forward
 from rollplex.protocol.common import Memory, ModelSpec
 from rollplex_trainer.optimizer import SegmentOptimizer, all_finite, global_norm
+from support.optimizers import ADAMW
 from support.tiny import FILM, NEVER_SAMPLED, PICTURE, PICTURES, WORDS, Prompt, make_prompts, write_model
-from support.trainer import OPTIMIZER
 
 pytestmark = pytest.mark.gpu
 
@@ -349,7 +349,7 @@ def test_the_optimizer_steps_as_on_a_host(folder: Path, dtype: str) -> None:
             made.setdefault(state.kind, {})[state.parameter] = torch.zeros(state.shape, dtype=kind, device=device)
         views = OptimizerViews(step=torch.zeros((), dtype=torch.int64, device=device), states=made)
         optimizer = SegmentOptimizer(
-            OPTIMIZER, store.table, weights=store.weights, gradients=store.gradients, state=views, chunk_bytes=2**16
+            ADAMW, store.table, weights=store.weights, gradients=store.gradients, state=views, chunk_bytes=2**16
         )
         optimizer.reset()
         draw = torch.Generator().manual_seed(4)

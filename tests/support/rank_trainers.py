@@ -26,12 +26,13 @@ from rollplex.model.parallel.views import shard_views
 from rollplex.protocol.common import Kind, ModelSpec, Parallel, SegmentRef
 from rollplex.protocol.trainer import LoadTrainer, Publish, Published, Restore, Shards, Target
 from rollplex_trainer.service import TrainerService
+from support.optimizers import ADAMW
 from support.segments import HostSegments
 from support.tiny import NEVER_SAMPLED, Prompt, make_prompts
-from support.trainer import ALGORITHM, OPTIMIZER, PROMPTS, World, sampled, train_all
+from support.trainer import ALGORITHM, PROMPTS, World, sampled, train_all
 
 DEADLINE_S = 60.0
-SETTINGS = msgspec.structs.replace(OPTIMIZER, eps=1e-3)
+SETTINGS = msgspec.structs.replace(ADAMW, eps=1e-3)
 """Some gradients are rounding alone (a shift of all keys changes nothing), and AdamW would make whole steps of them."""
 
 

@@ -35,7 +35,6 @@ from rollplex.protocol.trainer import (
     ApplyUpdate,
     LoadTrainer,
     Loss,
-    Optimizer,
     PrepareUpdate,
     Scale,
     TrainSuffix,
@@ -45,6 +44,7 @@ from rollplex.protocol.trainer import (
 )
 from rollplex_trainer.service import TrainerService
 from support.inputs import write_inputs
+from support.optimizers import ADAMW
 from support.segments import HostSegments
 from support.tiny import NEVER_SAMPLED, PICTURE, PICTURES, WORDS, Prompt
 
@@ -58,19 +58,6 @@ ALGORITHM = Algorithm(
     entropy_bonus=0.02,
     temperature=0.7,
     max_new_tokens=6,
-)
-OPTIMIZER = Optimizer(
-    name="adamw",
-    lr=0.01,
-    betas=(0.9, 0.95),
-    eps=1e-8,
-    momentum=0.0,
-    weight_decay=0.1,
-    max_grad_norm=1.0,
-    schedule="constant",
-    warmup_steps=0,
-    total_steps=10,
-    final_lr_ratio=1.0,
 )
 PROMPTS = (PICTURE, WORDS, PICTURES)
 """Of unequal length."""
@@ -113,7 +100,7 @@ class World:
         self.algorithm = msgspec.structs.replace(ALGORITHM, **changes.get("algorithm", {}))
         freeze = changes.get("freeze_vision", False)
         self.table = parameter_table(self.shape, dtype=dtype, freeze_vision=freeze)
-        optimizer = msgspec.structs.replace(OPTIMIZER, **changes.get("optimizer", {}))
+        optimizer = msgspec.structs.replace(ADAMW, **changes.get("optimizer", {}))
         states = optimizer_table(self.table, name=optimizer.name, momentum=optimizer.momentum)
         arena_bytes = gradient_table(self.table).total_bytes
         self.load = LoadTrainer(

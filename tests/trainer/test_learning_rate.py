@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from support.trainer import OPTIMIZER, Sampled, World, apply, prepare, train_all
+from support.optimizers import ADAMW
+from support.trainer import Sampled, World, apply, prepare, train_all
 
 RATES = (0.004, 0.008, 0.008, 0.0062)
 """Two updates of warm-up to 0.008, then linearly to a tenth of it at update 6: the fourth has lost a quarter of 0.9."""
@@ -30,12 +31,12 @@ def test_weights_after_each_update_are_those_of_torch_optim_with_the_rates_of_th
     ours = {entry.name: entry for entry in world.table.entries}
     stock = {stored: torch.nn.Parameter(world.weights[stored].clone()) for stored in world.gradients}
     groups_of = [
-        {"params": [stock[n] for n in stock if ours[n].decay], "weight_decay": OPTIMIZER.weight_decay},
+        {"params": [stock[n] for n in stock if ours[n].decay], "weight_decay": ADAMW.weight_decay},
         {"params": [stock[n] for n in stock if not ours[n].decay], "weight_decay": 0.0},
     ]
     optimizer: torch.optim.Optimizer
     if name == "adamw":
-        optimizer = torch.optim.AdamW(groups_of, betas=OPTIMIZER.betas, eps=OPTIMIZER.eps, fused=True)
+        optimizer = torch.optim.AdamW(groups_of, betas=ADAMW.betas, eps=ADAMW.eps, fused=True)
     else:
         optimizer = torch.optim.SGD(groups_of, fused=True)
     for version, rate in enumerate(RATES):

@@ -21,23 +21,9 @@ from rollplex.model.weights import fill
 from rollplex.protocol.common import Kind, SegmentRef
 from rollplex.protocol.trainer import Optimizer
 from rollplex_trainer.optimizer import SegmentOptimizer, all_finite, clip_factor, global_norm
+from support.optimizers import ADAMW, SGD, SGD_MOMENTUM
 from support.segments import HostSegments
 
-ADAMW = Optimizer(
-    name="adamw",
-    lr=0.01,
-    betas=(0.9, 0.95),
-    eps=1e-8,
-    momentum=0.0,
-    weight_decay=0.1,
-    max_grad_norm=1.0,
-    schedule="constant",
-    warmup_steps=0,
-    total_steps=10,
-    final_lr_ratio=1.0,
-)
-SGD = msgspec.structs.replace(ADAMW, name="sgd")
-SGD_MOMENTUM = msgspec.structs.replace(ADAMW, name="sgd", momentum=0.9)
 RATES = (0.01, 0.01, 0.005, 0.002, 0.001)
 
 

@@ -8,22 +8,10 @@ import msgspec
 import pytest
 
 from rollplex.errors import ConfigError
-from rollplex.protocol.trainer import Optimizer
 from rollplex_trainer.schedule import learning_rate
+from support.optimizers import ADAMW
 
-SETTINGS = Optimizer(
-    name="adamw",
-    lr=0.8,
-    betas=(0.9, 0.95),
-    eps=1e-8,
-    momentum=0.0,
-    weight_decay=0.0,
-    max_grad_norm=1.0,
-    schedule="constant",
-    warmup_steps=4,
-    total_steps=24,
-    final_lr_ratio=0.05,
-)
+SETTINGS = msgspec.structs.replace(ADAMW, lr=0.8, warmup_steps=4, total_steps=24, final_lr_ratio=0.05)
 
 
 def rates(schedule: str, updates: list[int], **changes: int) -> list[float]:

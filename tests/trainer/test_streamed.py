@@ -18,24 +18,12 @@ from rollplex.memory.tensors import DTYPES, OptimizerViews
 from rollplex.protocol.trainer import Optimizer
 from rollplex_trainer.optimizer import SegmentOptimizer
 from rollplex_trainer.streamed import StreamedOptimizer
+from support.optimizers import ADAMW, SGD, SGD_MOMENTUM
 
-ADAMW = Optimizer(
-    name="adamw",
-    lr=0.01,
-    betas=(0.9, 0.95),
-    eps=1e-8,
-    momentum=0.0,
-    weight_decay=0.1,
-    max_grad_norm=1.0,
-    schedule="constant",
-    warmup_steps=0,
-    total_steps=10,
-    final_lr_ratio=1.0,
-)
 SETTINGS = {
     "adamw": ADAMW,
-    "sgd": msgspec.structs.replace(ADAMW, name="sgd"),
-    "sgd-momentum": msgspec.structs.replace(ADAMW, name="sgd", momentum=0.9),
+    "sgd": SGD,
+    "sgd-momentum": SGD_MOMENTUM,
 }
 
 
