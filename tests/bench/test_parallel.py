@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import save_file
 
 from rollplex.bench.nodes import Command, Node, StoppedError
-from rollplex.bench.parallel import Wanted, compare_layouts, notes, table_of
+from rollplex.bench.parallel import Wanted, compare_layouts
+from rollplex.bench.parallel_report import notes, table_of
 from rollplex.bench.placement import parse_placements
 from rollplex.bench.weight_files import WeightsDifference
 from rollplex.bench.workload import Workload

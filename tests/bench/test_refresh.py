@@ -12,8 +12,9 @@ import pytest
 from rollplex.bench import refresh
 from rollplex.bench.machine import read_machine, read_software
 from rollplex.bench.placement import parse_placements
-from rollplex.bench.refresh import PlacementFound, Refreshed, Seconds, Wanted, measure_refresh, notes, table_of
+from rollplex.bench.refresh import Wanted, measure_refresh
 from rollplex.bench.refresh_plan import Collective, DeviceCopies, collectives, device_copies, rows
+from rollplex.bench.refresh_report import PlacementFound, Refreshed, Seconds, notes, table_of
 from rollplex.cli.app import run
 from rollplex.errors import ConfigError, RollplexError, WaitError
 from rollplex.layout.parameters import parameter_table

@@ -25,7 +25,7 @@ import pytest
 import torch
 
 from rollplex.bench.lengths import parse_lengths
-from rollplex.bench.parallel import Compared
+from rollplex.bench.parallel_report import Compared
 from rollplex.bench.placement import Placement, parse_placements
 from rollplex.bench.refresh_plan import device_copies
 from rollplex.bench.workload import Wanted, write_workload

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from rollplex.bench import gap, hbm, parallel
+from rollplex.bench import gap, hbm, parallel, parallel_report
 from rollplex.bench.gap import read_gaps, read_rounding, tables
 from rollplex.bench.gradients import Comparison, compare_gradients, table_of
 from rollplex.bench.lengths import parse_lengths
@@ -169,7 +169,7 @@ def bench_parallel(
     except StoppedError as stopped:
         say(f"{stopped}; the same command with --out {out} goes on")
         return stopped.exit_code
-    show(parallel.table_of(compared), parallel.notes(compared), markdown=markdown)
+    show(parallel_report.table_of(compared), parallel_report.notes(compared), markdown=markdown)
     return EXIT_FAILED if compared.exceeded else 0
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rollplex.bench import placements as placed
-from rollplex.bench import refresh
+from rollplex.bench import refresh, refresh_report
 from rollplex.bench.nodes import Job, StoppedError, run_row, run_together
 from rollplex.bench.placement import parse_placements
 from rollplex.bench.recipe import parse_device
@@ -47,7 +47,7 @@ def bench_refresh(
     say(f"folder {out}")
     found = refresh.measure_refresh(wanted, say=say)
     say("")
-    show(refresh.table_of(found), refresh.notes(found), markdown=markdown)
+    show(refresh_report.table_of(found), refresh_report.notes(found), markdown=markdown)
     say(f"kept in {out / 'refresh.json'}")
     return 0 if found.same else EXIT_FAILED
 
