@@ -13,8 +13,8 @@ from PIL import Image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from rollplex.data.images import ImageFolder
-from rollplex.data.patches import image_grid, image_patches, smart_resize, video_grid, video_patches
-from rollplex.data.processor import Rules
+from rollplex.data.patches import Patches, frame_patches, image_grid, image_patches, smart_resize, video_grid
+from rollplex.data.processor import PixelRules, Rules
 from rollplex.errors import DataError
 
 Picture = Callable[[int, int, int], Image.Image]
@@ -72,6 +72,11 @@ def test_a_palette_with_a_transparent_colour_is_laid_on_white_as_transformers_do
     ours = image_patches(ImageFolder(tmp_path, 10**6).load("p.png"), rules.image).numbers()
     with Image.open(tmp_path / "p.png") as opened:
         assert np.array_equal(ours, theirs(images=[opened], return_tensors="np")["pixel_values"])
+
+
+def video_patches(frames: list[Image.Image], rules: PixelRules) -> Patches:
+    """Of all frames of one video, of one size."""
+    return frame_patches(frames, video_grid(len(frames), frames[0].height, frames[0].width, rules), rules)
 
 
 def test_a_video_of_one_frame_is_the_image(picture: Picture, rules: Rules) -> None:

@@ -12,7 +12,7 @@ Knows nothing of files, rows or tokens.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -135,11 +135,6 @@ def frame_patches(frames: Iterable[Image.Image], grid: Grid, rules: PixelRules) 
     scaled = [_scaled(frame, grid, rules) for frame in frames]
     scaled += [scaled[-1]] * (grid.frames * rules.temporal_patch - len(scaled))
     return Patches(grid=grid, raw=_cut(np.stack(scaled), grid, rules), rules=rules)
-
-
-def video_patches(frames: Sequence[Image.Image], rules: PixelRules) -> Patches:
-    """Scale and patch the frames of one video, all of mode RGB and of one size."""
-    return frame_patches(frames, video_grid(len(frames), frames[0].height, frames[0].width, rules), rules)
 
 
 def normalisation(rules: PixelRules) -> Floats:

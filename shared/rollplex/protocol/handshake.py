@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hmac
 import os
-import re
 import socket
 import struct
 from enum import StrEnum
@@ -25,13 +24,10 @@ from rollplex.protocol.schema import PROTOCOL_VERSION, schema_hash
 MAGIC = b"RPLX"
 SECRET_BYTES = 32
 MAX_HANDSHAKE_BYTES = 8 * 2**10
-MAX_IDENTITY_BYTES = 255
-"""ZeroMQ's limit."""
 
 Short = Annotated[str, Meta(max_length=255)]
 _SAME_VERSION = "Run the same Rollplex version in every process"
 _HEAD = struct.Struct("<4sH")
-_IDENTITY = re.compile(rb"([a-z]+)/(0|[1-9][0-9]*):(0|[1-9][0-9]*)/(0|[1-9][0-9]*)")
 
 
 # worker -> coordinator, first on the ZeroMQ socket and first on the segment stream. Answer: Welcome or Refused.
@@ -230,25 +226,6 @@ def identity(role: Role, device: Device, incarnation: int) -> bytes:
     """ZMQ_IDENTITY of a worker's DEALER: role/node:index/incarnation. A second socket with the same identity is
     ignored by the ROUTER without a word, hence the incarnation."""
     return f"{role}/{device}/{incarnation}".encode()
-
-
-def parse_identity(frame: bytes) -> tuple[Role, Device, int]:
-    """Role, device and incarnation of an identity frame.
-
-    Raises:
-        ProtocolError: not an identity that `identity` makes.
-    """
-    match_ = _IDENTITY.fullmatch(frame) if len(frame) <= MAX_IDENTITY_BYTES else None
-    if match_ is None or match_[1].decode() not in set(Role):
-        raise ProtocolError(
-            "Peer has no valid identity",
-            got=repr(frame[:80]),
-            needed="role/node:index/incarnation, such as rollout/0:0/1",
-        )
-    node, index, incarnation = (int(match_[i]) for i in (2, 3, 4))
-    if max(node, index, incarnation) > 2**53:
-        raise ProtocolError("Peer's identity has a number out of range", got=repr(frame[:80]), needed="at most 2**53")
-    return Role(match_[1].decode()), Device(node=node, index=index), incarnation
 
 
 def _split(frame: bytes) -> tuple[int, memoryview]:
