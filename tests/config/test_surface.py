@@ -14,7 +14,7 @@ from rollplex.config.trackers import TrackersSection
 
 KEYS = """
 run.name run.seed run.iterations run.schedule run.alternate run.share_prefix run.deterministic run.threads
-run.tensorboard run.log_completions run.log_tokens run.keep_gradients run.sample_every run.sample_groups
+run.restarts run.tensorboard run.log_completions run.log_tokens run.keep_gradients run.sample_every run.sample_groups
 model.path model.dtype model.freeze_vision
 data.path data.split data.shape data.columns data.format_prompt data.image_dir data.prompts_per_iteration data.shuffle
 data.max_prompt_tokens data.max_image_pixels data.min_pixels data.max_pixels data.chat_template data.on_bad_row

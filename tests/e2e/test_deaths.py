@@ -1,4 +1,5 @@
-"""A dead worker ends the run with an error that names it; a dead coordinator leaves nobody; signals end quietly."""
+"""A dead worker ends a run without restarts with an error that names it; a dead coordinator leaves nobody; signals end
+quietly. With restarts: test_restart."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from rollplex.journal.events import ErrorRaised, RunEnded, ServiceDied
 from support.nodes import Node, Start, handles_terms, run_processes
 from support.warm import COLD
 
-ENDLESS = {"run.iterations": 100000}
+ENDLESS = {"run.iterations": 100000, "run.restarts": 0}
 
 
 def running(start: Start, env: dict[str, str] | None = None) -> Node:

@@ -33,6 +33,9 @@ from rollplex.journal.events import (
     ServiceDied,
     ServiceStarted,
     UpdateCommitted,
+    WeightsLoaded,
+    WorkersRestarted,
+    WorkersRestarting,
 )
 from rollplex.layout.parallel.degrees import RolloutLayout, TrainingLayout
 from rollplex.layout.parallel.plan import plan
@@ -330,10 +333,26 @@ def test_rollout_on_devices_of_its_own_ends_with_the_colocated_weights_and_leave
     assert {service for role, service in roles if role == "trainer"} == {"trainer[0:0]", "trainer[0:1]"}
 
 
-def test_a_killed_rank_ends_the_run_with_an_error_that_names_its_device(on_devices: OnDevices) -> None:
-    node = on_devices("--iterations", "100000", run__iterations=100000, **placement_words(2, 2, 2))
-    node.until_iterations(1)
+def test_after_the_death_of_a_rank_all_ranks_start_again_and_a_second_one_ends_the_run_by_its_device(
+    on_devices: OnDevices, tensor_parallel: dict[str, Finished]
+) -> None:
+    node = on_devices(
+        "--serve",
+        run__schedule="serial",
+        run__log_tokens=True,
+        run__log_completions=1000,
+        run__restarts=1,
+        **placement_words(2, 2, 2),
+    )
     with node.api() as api:
+        node.until(lambda: api.get("/status").json()["phase"] == "IDLE", "idleness")
+        services = {service["service"]: service for service in api.get("/services").json()}
+        os.kill(services["trainer[0:0]"]["pid"], signal.SIGSTOP)  # so that the run stays in TRAIN
+        api.post("/iterations", json={"count": 2}).raise_for_status()
+        node.until(lambda: api.get("/status").json()["phase"] == "TRAIN", "TRAIN")
+        os.kill(services["prefix[0:1]"]["pid"], signal.SIGKILL)
+        node.until_iterations(2)
+        node.until(lambda: api.get("/status").json()["phase"] == "IDLE", "idleness")
         services = {service["service"]: service for service in api.get("/services").json()}
     os.kill(services["prefix[0:1]"]["pid"], signal.SIGKILL)
     killed_s = time.monotonic()
@@ -341,7 +360,16 @@ def test_a_killed_rank_ends_the_run_with_an_error_that_names_its_device(on_devic
     assert time.monotonic() - killed_s < 5.0
     done = node.wait(20)
     assert done.code == 1
-    assert "the prefix service of device 0:1 died" in done.stderr
-    assert "killed by SIGKILL" in done.stderr
-    assert [(died.role, died.service) for died in done.of(ServiceDied)] == [("prefix", "prefix[0:1]")]
+    _, _, text = done.stderr.partition("error:")
+    assert "the prefix service of device 0:1 died" in text
+    assert "killed by SIGKILL" in text
+    assert "run.restarts is 1" in text
+    assert [(died.role, died.service) for died in done.of(ServiceDied)] == [("prefix", "prefix[0:1]")] * 2
     assert len(done.of(ErrorRaised)) == 1
+    (restarting,), (restarted,) = done.of(WorkersRestarting), done.of(WorkersRestarted)
+    assert (restarting.service, restarting.phase, restarting.step) == ("prefix[0:1]", "TRAIN", 0)
+    (loaded,) = done.of(WeightsLoaded)
+    assert (restarted.version, restarted.digest) == (0, loaded.digest)
+    serial = tensor_parallel["serial"]
+    assert [e.digest for e in done.of(UpdateCommitted)] == [e.digest for e in serial.of(UpdateCommitted)]
+    assert [timeless(row) for row in done.metrics] == [timeless(row) for row in serial.metrics]

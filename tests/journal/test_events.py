@@ -45,6 +45,19 @@ ALL: list[Event] = [
     events.ServiceDied(
         service="prefix[0:1]", role=Role.PREFIX, incarnation=1, pid=12, how="killed by SIGKILL", phase="SCORE"
     ),
+    events.WeightsLoaded(version=0, digest="aa"),
+    events.WorkersRestarting(
+        number=1,
+        allowed=3,
+        service="prefix[0:1]",
+        role=Role.PREFIX,
+        error=ErrorReport(kind="ServiceDied", what="it died"),
+        phase="SCORE",
+        version=4,
+        step=4,
+        log_path="logs/prefix-1.log",
+    ),
+    events.WorkersRestarted(number=1, version=4, digest="bb", took_s=2.5, step=4),
     events.ServiceSwapped(
         role=Role.ROLLOUT, command=("serve",), replaced=("python",), incarnation=2, step=3, version=3, took_s=2.5
     ),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import struct
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -20,6 +20,7 @@ from rollplex.protocol.codec import CHANNELS
 from rollplex.protocol.common import (
     CachesDropped,
     Committed,
+    Device,
     DigestReply,
     DigestRequest,
     Drain,
@@ -420,6 +421,17 @@ class FakeHub:
     def silence(self, role: Role, instruction: type) -> None:
         """This worker never answers instructions of this type."""
         self._silent.add((role, instruction))
+
+    def fence(self, roles: Collection[Role]) -> None:
+        """Nothing of these processes is heard any more."""
+        for peer in [peer for peer in self._queues if peer.role in roles]:
+            del self._queues[peer]
+
+    def come(self, role: Role, device: Device, incarnation: int) -> None:
+        """Another process in a place that was fenced joins."""
+        peer = Peer(role=role, device=device, incarnation=incarnation, pid=incarnation)
+        self._queues[peer] = deque()
+        self._first.append(Joined(peer=peer))
 
     def disconnect(self, peer: Peer) -> None:
         """What it has not answered, it never will."""

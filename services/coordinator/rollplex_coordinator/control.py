@@ -17,6 +17,7 @@ from rollplex.protocol.common import Device, DigestReply, DigestRequest, Role
 from rollplex_coordinator.decisions.fleet import WORKERS
 from rollplex_coordinator.decisions.gate import Gate
 from rollplex_coordinator.decisions.leases import LedgerView as Books
+from rollplex_coordinator.decisions.restarts import Restarts
 from rollplex_coordinator.decisions.swap import Swap, Swaps
 from rollplex_coordinator.decisions.work import Work
 from rollplex_coordinator.http.history import iteration_view
@@ -32,6 +33,7 @@ from rollplex_coordinator.http.views import (
     LeaseRequestView,
     LeaseView,
     LedgerView,
+    RestartView,
     ServiceView,
     StatusView,
     SwapView,
@@ -51,8 +53,8 @@ HEALTH_S = 2.0
 
 
 class CoreControl:
-    """Implements `http.control.Control`. `memory` and `gate` are set once the node has got so far, `swaps` and
-    `begin_swap` by whoever replaces services."""
+    """Implements `http.control.Control`. `memory` and `gate` are set once the node has got so far, `swaps`,
+    `begin_swap` and `restarts` by whoever replaces services."""
 
     def __init__(self, node: Node, work: Work) -> None:
         self.memory: Memory | None = None
@@ -63,6 +65,7 @@ class CoreControl:
         self._digests_wanted: list[Future[DigestsView]] = []
         self.swaps: Swaps | None = None
         self.begin_swap: Callable[[Role, Sequence[str]], Swap] | None = None
+        self.restarts: Restarts | None = None
         self._digests: dict[Future[DigestsView], dict[int, DigestView | None]] = {}
         node.link.on(DigestReply, self._on_digest)
 
@@ -197,6 +200,8 @@ class CoreControl:
             waiting=tuple(waits),
             gpu=next(iter(gpus), None),
             gpus=gpus,
+            restarts=0 if self.restarts is None else self.restarts.made,
+            restart=None if self.restarts is None else _restart_view(self.restarts),
             swap=None if self.swaps is None or self.swaps.newest is None else _swap_view(self.swaps.newest),
             trackers=tuple(
                 TrackerView(name=item.name, state=item.state, detail=item.detail, dropped_rows=item.dropped_rows)
@@ -301,6 +306,11 @@ class CoreControl:
                 self._send_digests(future)
             self._digests_wanted.clear()
 
+    def lost(self) -> None:
+        """The workers have ended: who waits for their digests gets those of the new ones."""
+        self._digests_wanted += list(self._digests)
+        self._digests.clear()
+
     @property
     def digesting(self) -> bool:
         """Some process has been asked for its digest by a request, and has not answered."""
@@ -344,6 +354,22 @@ def _gpu_view(device: Device, one: GpuDevice, observer: Observer | None) -> GpuV
         total_bytes=one.gpu.info.total_bytes,
         used_bytes=None if observer is None else observer.used_bytes(),
         overhead_bytes=None if observer is None else observer.overhead_bytes,
+    )
+
+
+def _restart_view(restarts: Restarts) -> RestartView | None:
+    newest = restarts.newest
+    if newest is None:
+        return None
+    return RestartView(
+        number=newest.number,
+        allowed=restarts.allowed,
+        service=newest.service,
+        how=newest.how,
+        phase=newest.phase,
+        step=newest.step,
+        wall_s=newest.wall_s,
+        state="done" if newest.done else "under way",
     )
 
 

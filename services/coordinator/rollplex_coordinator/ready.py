@@ -8,14 +8,15 @@ Owns the order of these. Knows nothing of iterations.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from rollplex.config.config import Config
 from rollplex.config.host import budget_bytes, host_budget_bytes
 from rollplex.config.wire import train_sampling
 from rollplex.journal.phases import Phase
 from rollplex.multiprocessors.beside import Beside, Silent
+from rollplex.protocol.common import Loaded, Role
 from rollplex.protocol.common import Memory as MemoryKind
-from rollplex.protocol.common import Role
 from rollplex_coordinator.control import CoreControl
 from rollplex_coordinator.decisions.fleet import DEVICE
 from rollplex_coordinator.decisions.gate import Gate
@@ -92,17 +93,15 @@ def get_ready(
     node.link.await_peers(roles, config.deadlines.start_s)
     notice = Silent() if node.gpus is None else Beside(node.run_dir)  # an engine looks for it as it loads
     restore = None if resumption is None else resumption.restore
-    loaded = load_models(node, memory, sizes, data, restore, caps=caps_by_device(config, plan, sizes))
+    models = load_models(node, memory, sizes, data, restore, caps=caps_by_device(config, plan, sizes))
     found = fingerprints(data, model_files.result(config.deadlines.load_s), rewards)
     gate = Gate()
     if resumption is not None:
-        _warn(judge_libraries(resumption, loaded[Role.TRAINER].libraries))
+        _warn(judge_libraries(resumption, models.loaded[Role.TRAINER].libraries))
         gate = _go_on(resumption, node.record)
-    replayed = config.rollout.engine == "replay"
-    if replayed:
+    if config.rollout.engine == "replay":
         say(f"rollplex: REPLAYED: responses come from {config.rollout.replay}, not from this run's weights")
-    for role in (Role.PREFIX, Role.ROLLOUT):
-        gate.register_reader(role, on_policy=loaded[role].on_policy, replayed=role is Role.ROLLOUT and replayed)
+    register_readers(gate, models.loaded, config)
     control.gate = gate
     context = Context(
         config=config,
@@ -123,6 +122,8 @@ def get_ready(
         ),
         fleet=node.fleet,
         notice=notice,
+        loads=models.loads,
+        digests=models.digests,
         fingerprints=found,
     )
     if node.observers is not None:
@@ -130,6 +131,17 @@ def get_ready(
     node.record.enter(Phase.IDLE)
     memory.enter(Phase.IDLE)
     return context
+
+
+def register_readers(gate: Gate, loaded: Mapping[Role, Loaded], config: Config) -> None:
+    """Those that read the weights are there.
+
+    Raises:
+        EngineError: the rollout does not sample from them.
+    """
+    replayed = config.rollout.engine == "replay"
+    for role in (Role.PREFIX, Role.ROLLOUT):
+        gate.register_reader(role, on_policy=loaded[role].on_policy, replayed=role is Role.ROLLOUT and replayed)
 
 
 def _warn(warnings: Sequence[str]) -> None:

@@ -16,10 +16,14 @@ import secrets
 import signal
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
 
 from rollplex.checkpoint.folder import CHECKPOINTS, folders
 from rollplex.checkpoint.state import RunState
 from rollplex.config.config import Config
+from rollplex.config.job import EvalSection
 from rollplex.config.loading import dump, load
 from rollplex.errors import JournalError, RollplexError
 from rollplex.journal.events import Event, RunEnded, StopRequested, StopWhen
@@ -42,6 +46,7 @@ from rollplex_coordinator.ready import get_ready
 from rollplex_coordinator.records.attempts import set_aside
 from rollplex_coordinator.records.pulse import Pulse
 from rollplex_coordinator.records.trackers.opening import check_trackers, open_trackers
+from rollplex_coordinator.restarting import Restarting
 from rollplex_coordinator.resuming import Resumption, evaluated, resume, undo, wanted_before
 from rollplex_coordinator.startup import process_start_s, run_started
 from rollplex_coordinator.steps.checkpointing import Checkpoints
@@ -50,10 +55,11 @@ from rollplex_coordinator.steps.evaluate import Evaluation
 from rollplex_coordinator.steps.feed import training_rows
 from rollplex_coordinator.steps.iteration import Iteration
 from rollplex_coordinator.swapping import Swapping
-from rollplex_coordinator.telling import EXIT_ERROR, exit_code, log_to_terminal, say, told
+from rollplex_coordinator.telling import EXIT_ERROR, exit_code, log_to_terminal, say
 from rollplex_coordinator.verify.check import checked, verify
 
 MAX_RUN_NAME = 40
+ResultT = TypeVar("ResultT")
 
 log = logging.getLogger("rollplex.coordinator")
 
@@ -107,6 +113,10 @@ def _wanted(config: Config, options: Options, state: RunState | None) -> int | N
     return config.run.iterations if state is None else wanted_before(state, config)
 
 
+def _evaluated_by(context: Context, section: EvalSection) -> dict[str, float]:
+    return Evaluation(context, section).run()
+
+
 class _Run:
     def __init__(
         self,
@@ -137,6 +147,8 @@ class _Run:
         self._progress = Progress() if options.dry_run else make_progress(sys.stderr, self._control.look)
         self._swapping = Swapping(self._node, self._work, self._control)
         self._control.swaps, self._control.begin_swap = self._swapping.swaps, self._swapping.ask
+        self._restarting = Restarting(self._node, self._control)
+        self._control.restarts = self._restarting.restarts
         self._pulse = Pulse(claimed.run_dir.path)
         self._node.link.after_turn = self._after_turn
         self._checkpoints: Checkpoints | None = None
@@ -159,7 +171,7 @@ class _Run:
             say(f"rollplex: {reason} after {self._so_far()}")
         except RollplexError as error:
             reason, code = str(error)[:4_000], exit_code(error)
-            event, text = told(error, node.record, node.supervisor, node.gpus, logs_stay=not self._options.dry_run)
+            event, text = self._restarting.told(error, logs_stay=not self._options.dry_run)
             self._note(event)
             say(text)
         except Exception as error:
@@ -255,14 +267,20 @@ class _Run:
                 self._iterate(context, checkpoints)
             else:
                 say("rollplex: waiting for `rollplex start N` (POST /iterations)")
-                self._swapping.stay(context, lambda: node.link.pump(lambda: self._awaited))
+                self._again(context, lambda: self._swapping.stay(context, self._wait))
             if self._work.checkpoint_wanted:
                 self._work.checkpoint_wanted = False
-                checkpoints.save()
+                self._again(context, checkpoints.save)
         if self._work.done:
             self._evaluate(context, step=self._work.done, last=True)
             if config.checkpoint.at_end:
-                checkpoints.save()
+                self._again(context, checkpoints.save)
+
+    def _wait(self) -> None:
+        self._node.link.pump(lambda: self._awaited)
+
+    def _again(self, context: Context, what: Callable[[], ResultT]) -> ResultT:
+        return self._restarting.attempt(context, what)
 
     @property
     def _awaited(self) -> bool:
@@ -281,14 +299,14 @@ class _Run:
         context.record.step = done
         self._work.running = True
         ahead = self._rows(context, done + 1) if done + 1 < self._work.wanted else None
-        row = Iteration(context, step=done, rows=self._rows(context, done), ahead=ahead).run()
+        row = self._again(context, Iteration(context, step=done, rows=self._rows(context, done), ahead=ahead).run)
         self._work.done, self._work.running = done + 1, False
         self._progress.iteration(done + 1, self._work.wanted, row)
         last = self._work.last
         if not last:
             self._evaluate(context, step=done + 1, last=False)
         if self._config.checkpoint.due(done + 1, last=last):
-            checkpoints.save()
+            self._again(context, checkpoints.save)
         context.record.step = None
 
     def _rows(self, context: Context, step: int) -> tuple[int, ...]:
@@ -299,7 +317,8 @@ class _Run:
             if section.due(step, last=last) and (section.name, step) not in self._evaluated:
                 self._evaluated.add((section.name, step))
                 context.record.step = step
-                self._progress.evaluation(section.name, step, Evaluation(context, section).run())
+                metrics = self._again(context, partial(_evaluated_by, context, section))
+                self._progress.evaluation(section.name, step, metrics)
                 context.record.step = None
 
     # --- the end --------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from rollplex.errors import BudgetError, ConfigError, RollplexError
 from rollplex.journal.events import ErrorRaised
-from rollplex.protocol.common import Role
+from rollplex.protocol.common import Device, Role
 from rollplex.worker.runtime import report
 from rollplex_coordinator.decisions.fleet import DEVICE
 from rollplex_coordinator.decisions.gpu_fault import group_note, is_gpu_fault
@@ -61,11 +61,7 @@ def told(
     Args:
         gpus: those of the run; None: host memory.
     """
-    service, role, device = error.where, None, DEVICE
-    if isinstance(error, WorkerFailed):
-        service, role, device = str(error.peer), error.peer.role, error.peer.device
-    elif isinstance(error, WorkerDied):
-        role, device = error.role, error.device
+    service, role, device = place_of(error)
     details = error.report if isinstance(error, WorkerFailed) else report(error)
     mps = None if gpus is None or role is None or role not in WORKERS else gpus.daemon(device)
     log_text = "" if role is None else supervisor.log_text(role, device)
@@ -87,6 +83,15 @@ def told(
     by = f"{service} reported " if isinstance(error, WorkerFailed) else ""
     more = "".join(f"\n  {line}" for line in (note, f"log: {log_path}" if log_path else "") if line)
     return event, f"error: {by}{details.kind} in {place}: {error}{more}"
+
+
+def place_of(error: RollplexError) -> tuple[str, Role | None, Device]:
+    """Which process an error is of: in words, its role (None: of no process that said so), its device."""
+    if isinstance(error, WorkerFailed):
+        return str(error.peer), error.peer.role, error.peer.device
+    if isinstance(error, WorkerDied):
+        return error.where, error.role, error.device
+    return error.where, None, DEVICE
 
 
 def _gpu_note(role: Role, text: str, log_path: str, mps: Mps) -> str:

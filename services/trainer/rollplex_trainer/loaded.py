@@ -25,7 +25,7 @@ from rollplex.protocol.trainer import LoadTrainer, Restore
 from rollplex_trainer.gradient_file import CHUNK_NUMBERS, keep_gradients
 from rollplex_trainer.metrics import StepMetrics
 from rollplex_trainer.optimizer import all_finite, global_norm
-from rollplex_trainer.ready import TRAINING_FOLDER, ReadyTrainer, SegmentSource
+from rollplex_trainer.ready import TRAINING_FOLDER, ReadyTrainer, SegmentSource, require_standing
 from rollplex_trainer.state_file import STATE_FILE, read_state, write_state
 from rollplex_trainer.streamed import make_optimizer
 
@@ -36,9 +36,10 @@ class LoadedTrainer(ReadyTrainer):
     several = False
 
     def __init__(self, message: LoadTrainer, segments: SegmentSource) -> None:
-        """Fill the segments, for a new run or from a checkpoint, and publish the version.
+        """Fill the segments, for a new run or from a checkpoint, and publish the version; or find them filled.
 
         Raises:
+            StaleWeightsError: what is to stand there does not.
             ModelError: the folder cannot be loaded, or the coordinator has another parameter table.
             CheckpointError: the checkpoint does not fit this model or optimizer, or holds other weights than it says.
             SegmentError: a segment that is not what it should be.
@@ -49,25 +50,30 @@ class LoadedTrainer(ReadyTrainer):
         self.header = HeaderPage(self.mapping, run_id=segments.run_id, table_hash=self.table.hash)
         self.weights = views(self.mapping, self.table)
         self.parameters = _flat(self.mapping, self.table)
-        fill(self.table, self.weights, self.folder)
-        if message.reference is not None:
-            self._fill_reference(segments.attach_new(message.reference))
+        if message.standing is not None:
+            require_standing(self.header, self.digest(), message.standing)
+        else:
+            fill(self.table, self.weights, self.folder)
+            if message.reference is not None:
+                self._fill_reference(segments.attach_new(message.reference))
 
         arena_table = gradient_table(self.table)
-        arena = segments.attach_new(message.gradients)
+        arena = self._open(message.gradients)
         gradients = self._gradients = views(arena, arena_table)
         self.arena = _flat(arena, arena_table)
         self.arena.zero_()
-        self.prefix_arena = _flat(segments.attach_new(message.prefix_gradients), arena_table)
+        self.prefix_arena = _flat(self._open(message.prefix_gradients), arena_table)
         self._freeze_vision = message.model.freeze_vision
         self.model = self._build(plain=False)
 
         settings = message.optimizer
         self._state_table = optimizer_table(self.table, name=settings.name, momentum=settings.momentum)
-        self._state = optimizer_views(segments.attach_new(message.optimizer_state), self._state_table)
+        self._state = optimizer_views(self._open(message.optimizer_state), self._state_table)
         self.optimizer = make_optimizer(
             settings, self.table, weights=self.weights, gradients=gradients, state=self._state
         )
+        if message.standing is not None:
+            return
         self.optimizer.reset()
         if message.restore is not None:
             self._restore(message.restore)

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec.structs import replace
 from torch import Tensor
 
 from rollplex.errors import StateError
@@ -30,13 +31,13 @@ from rollplex.model.parallel.group import meet
 from rollplex.model.parallel.views import shard_views
 from rollplex.model.parallel.weights import fill_shards
 from rollplex.protocol.common import Parallel, Role, SegmentRef
-from rollplex.protocol.trainer import LoadTrainer, Restore
+from rollplex.protocol.trainer import LoadTrainer, Restore, Standing
 from rollplex.worker.agreement import own_device
 from rollplex_trainer.leader import Leader, trained_parameters
 from rollplex_trainer.loaded import require_digest
 from rollplex_trainer.metrics import StepMetrics
 from rollplex_trainer.optimizer import all_finite
-from rollplex_trainer.ready import TRAINING_FOLDER, ReadyTrainer, SegmentSource
+from rollplex_trainer.ready import TRAINING_FOLDER, ReadyTrainer, SegmentSource, require_standing
 from rollplex_trainer.reduction import joint_norm, merge_metrics, sum_replicas
 from rollplex_trainer.state_file import STATE_FILE, read_rank_state
 from rollplex_trainer.streamed import make_optimizer
@@ -58,9 +59,10 @@ class RankTrainer(ReadyTrainer):
     several = True
 
     def __init__(self, message: LoadTrainer, segments: SegmentSource) -> None:
-        """Meet the others, and fill what this process trains, for a new run or from a checkpoint.
+        """Meet the others, and fill what this process trains, for a new run or from a checkpoint, or find it filled.
 
         Raises:
+            StaleWeightsError: what is to stand there does not.
             WaitError: the others do not come.
             ConfigError: degrees that the model cannot be split by.
             StateError: this process has another rank than the plan's.
@@ -90,7 +92,7 @@ class RankTrainer(ReadyTrainer):
     def _open_destinations(self, run_id: str) -> list[Destination]:
         targets = [
             target_destination(
-                self._segments.attach_new(target.actor),
+                self._open(target.actor),
                 self.table,
                 run_id,
                 self._plan_of(target.parallel).devices[target.parallel.device],
@@ -107,11 +109,10 @@ class RankTrainer(ReadyTrainer):
     def _load(self, message: LoadTrainer) -> None:
         own, rank = self._own, message.parallel.rank
         self.weights = shard_views(self._destinations[0].numbers, own.training)
-        fill_shards(self.table, own.training, self.weights, self.folder)
-        if message.reference is not None:
-            device = reference_plan(self.table, self.shape, self._layout).devices[rank]
-            for name, value in shard_views(self._new_numbers(message.reference, device), device.training).items():
-                value.copy_(self.weights[name])
+        if message.standing is not None:
+            self._require_standing(message.standing)
+        else:
+            self._fill(message.reference, rank)
         arena = self._arenas.devices[rank]
         self.arena = self._new_numbers(message.gradients, arena)
         self.arena.zero_()
@@ -127,14 +128,30 @@ class RankTrainer(ReadyTrainer):
             group=self._groups.tensor,
         )
         table = rank_training_table(self.table, self.shape, self._layout, rank)
-        self._segments.attach_new(message.optimizer_state)
+        self._open(message.optimizer_state)
         state = self._state_views(message.optimizer_state, rank)
         self.optimizer = make_optimizer(
             message.optimizer, table, weights=self.weights, gradients=gradients, state=state
         )
+        if message.standing is not None:
+            return
         self.optimizer.reset()
         if message.restore is not None:
             self._restore(message.restore, state)
+
+    def _require_standing(self, standing: Standing) -> None:
+        """This device's weights, and those of the devices that this process fills, are there and published."""
+        for number, each in enumerate(self._destinations):
+            digest = each.header.require(standing.version).digest if number else standing.digest
+            require_standing(each.header, each.digest(), replace(standing, digest=digest))
+        self._published = True
+
+    def _fill(self, reference: SegmentRef | None, rank: int) -> None:
+        fill_shards(self.table, self._own.training, self.weights, self.folder)
+        if reference is not None:
+            device = reference_plan(self.table, self.shape, self._layout).devices[rank]
+            for name, value in shard_views(self._new_numbers(reference, device), device.training).items():
+                value.copy_(self.weights[name])
 
     def _restore(self, restore: Restore, state: OptimizerViews) -> None:
         """This rank's part of a checkpoint. Whether it holds what it says is seen when all ranks have theirs."""
@@ -241,7 +258,7 @@ class RankTrainer(ReadyTrainer):
         return numbers_of(self._segments.attach(ref), self.table, device.storage.total_bytes)
 
     def _new_numbers(self, ref: SegmentRef, device: DevicePlan) -> Tensor:
-        return numbers_of(self._segments.attach_new(ref), self.table, device.storage.total_bytes)
+        return numbers_of(self._open(ref), self.table, device.storage.total_bytes)
 
     def _state_views(self, ref: SegmentRef, rank: int) -> OptimizerViews:
         table = rank_training_table(self.table, self.shape, self._layout, rank)

@@ -17,6 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from rollplex.errors import StaleWeightsError
 from rollplex.layout.shape import ModelShape
 from rollplex.memory.header import HeaderPage
 from rollplex.memory.segment import Mapping
@@ -24,7 +25,7 @@ from rollplex.model.build import Model
 from rollplex.model.device import limit_private
 from rollplex.model.setup import prepare_torch
 from rollplex.protocol.common import SegmentRef
-from rollplex.protocol.trainer import LoadTrainer
+from rollplex.protocol.trainer import LoadTrainer, Standing
 from rollplex.worker.agreement import agreed_model
 from rollplex_trainer.metrics import StepMetrics
 from rollplex_trainer.optimizer import SegmentOptimizer
@@ -83,6 +84,8 @@ class ReadyTrainer(ABC):
     def __init__(self, message: LoadTrainer, segments: SegmentSource) -> None:
         """Map the weights' segment; nothing is filled yet.
 
+        `self._open` maps this process's own segments: as new ones, or with what an earlier trainer left in them.
+
         Raises:
             ModelError: the folder cannot be read, or the coordinator has another parameter table.
             SegmentError: a segment that is not what it should be.
@@ -97,7 +100,8 @@ class ReadyTrainer(ABC):
         self.folder = Path(spec.path)
         agreed = agreed_model(spec)
         self.shape, self.table = agreed.shape, agreed.table
-        self.mapping = segments.attach_new(message.actor)
+        self._open = segments.attach_new if message.standing is None else segments.attach
+        self.mapping = self._open(message.actor)
 
     @abstractmethod
     def sum_step(self, metrics: StepMetrics) -> StepMetrics:
@@ -148,6 +152,23 @@ class ReadyTrainer(ABC):
         Raises:
             CheckpointError: a file cannot be written.
         """
+
+
+def require_standing(header: HeaderPage, found: str, standing: Standing) -> None:
+    """Whether what an earlier trainer left is what the run goes on with. found: its digest.
+
+    Raises:
+        StaleWeightsError: the header shows another version, or weights that may not be read; or the bytes are others.
+        SegmentError: there are no weights.
+    """
+    header.require(standing.version)
+    if found != standing.digest:
+        raise StaleWeightsError(
+            "The weights that an earlier process left are not those of the last update",
+            got=f"digest {found}",
+            needed=f"{standing.digest}, of version {standing.version}",
+            do="Go on from the newest checkpoint: rollplex up CONFIG --resume.",
+        )
 
 
 def libraries(device: torch.device) -> dict[str, str]:

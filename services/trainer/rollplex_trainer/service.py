@@ -114,6 +114,7 @@ class TrainerService:
             cause=message.cause,
             table_bytes=self._loaded.total_bytes,
             libraries=libraries(self._loaded.device),
+            digest="" if self._loaded.several else self._loaded.header.read().digest,
         )
 
     def _train(self, message: TrainSuffix) -> SuffixTrained:

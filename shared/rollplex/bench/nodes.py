@@ -23,9 +23,11 @@ FIXED = (
     "checkpoint.every=0",
     "checkpoint.at_end=false",
     "run.alternate=[]",
+    "run.restarts=0",
     "rollout.sglang.own_weights=false",
 )
-"""A bench evaluates nothing and writes no checkpoint: it keeps digests. What its modes differ in, only they set."""
+"""A bench evaluates nothing, writes no checkpoint (it keeps digests), and measures no iteration that was begun twice.
+What its modes differ in, only they set."""
 MOST_TOLD = 4000
 
 

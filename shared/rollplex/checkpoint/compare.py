@@ -21,6 +21,7 @@ HARMLESS = (
     "run.name",
     "run.schedule",
     "run.alternate",
+    "run.restarts",
     "run.tensorboard",
     "run.log_completions",
     "run.log_tokens",

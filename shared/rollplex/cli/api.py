@@ -66,6 +66,19 @@ class Swap(Struct, frozen=True, kw_only=True):
     step: int | None = None
 
 
+class Restart(Struct, frozen=True, kw_only=True):
+    """The newest restart of all workers."""
+
+    number: int
+    allowed: int
+    service: str
+    how: str
+    phase: str
+    wall_s: float
+    state: str
+    step: int | None = None
+
+
 class Status(Struct, frozen=True, kw_only=True):
     """Where the run stands (GET /status)."""
 
@@ -81,6 +94,8 @@ class Status(Struct, frozen=True, kw_only=True):
     waiting: tuple[Wait, ...]
     gpus: tuple[Gpu, ...] = ()
     trackers: tuple[Tracker, ...] = ()
+    restarts: int = 0
+    restart: Restart | None = None
     swap: Swap | None = None
 
 

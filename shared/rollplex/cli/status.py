@@ -12,7 +12,7 @@ from typing import TextIO
 import msgspec
 from msgspec import Struct
 
-from rollplex.cli.api import Api, Device, Gpu, Ledger, Service, Status, Swap, Tracker, Wait, connect
+from rollplex.cli.api import Api, Device, Gpu, Ledger, Restart, Service, Status, Swap, Tracker, Wait, connect
 from rollplex.cli.interrupts import Interrupted, interruptible
 from rollplex.cli.summary import State, Summary, summarize
 from rollplex.errors import StateError, WaitError
@@ -200,8 +200,18 @@ def _live(summary: Summary, live: Live) -> Iterator[tuple[str, str]]:
         busy = f": {service.busy_with}" if service.busy_with else ""
         again = f", started {service.incarnation} times" if service.incarnation > 1 else ""
         yield "service", f"{service.service} {service.state}{busy} (pid {service.pid}{again})"
+    if status.restart is not None:
+        yield "restarts", _restart(status.restart)
     if status.swap is not None:
         yield "swap", _swap(status.swap)
+
+
+def _restart(restart: Restart) -> str:
+    """All workers started again: how often, and why the last time."""
+    age = duration(max(0.0, time.time() - restart.wall_s))
+    where = restart.phase + ("" if restart.step is None else f", step {restart.step}")
+    under_way = "" if restart.state == "done" else f" ({restart.state})"
+    return f"{restart.number} of {restart.allowed}{under_way}, the last {age} ago: {restart.how} in {where}"
 
 
 def _swap(swap: Swap) -> str:

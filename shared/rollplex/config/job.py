@@ -36,6 +36,9 @@ class RunSection(Section):
     """True: only algorithms that give the same bits each time."""
     threads: Annotated[int, Field(ge=1, le=1024)] = 1
     """Arithmetic threads of each worker process. Part of the result's bits."""
+    restarts: Annotated[int, Field(ge=0, le=1_000_000)] = 3
+    """How often in a run all workers are started again, over the same weights, when one of them died, hung or failed;
+    what was under way is done again. 0: that ends the run."""
     tensorboard: bool = True
     """True: every iteration's and evaluation's numbers are also written for TensorBoard, into the run directory."""
     log_completions: Annotated[int, Field(ge=0)] = 1
@@ -140,7 +143,8 @@ class MemorySection(Section):
 
 
 class DeadlinesSection(Section):
-    """How long each kind of wait may last, in seconds. A wait that lasts longer ends the run with an error."""
+    """How long each kind of wait may last, in seconds. A wait that lasts longer is an error: it ends the run, or all
+    workers start again (run.restarts)."""
 
     start_s: Seconds = 120.0
     """From starting a process to its handshake."""

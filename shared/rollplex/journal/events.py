@@ -153,6 +153,41 @@ class ServiceDied(Struct, frozen=True, kw_only=True, tag=True):
     log_path: Name = ""
 
 
+# The weights are filled, from the model folder or a checkpoint, and may be read.
+class WeightsLoaded(Struct, frozen=True, kw_only=True, tag=True):
+    version: Count
+    digest: Name
+    """As UpdateCommitted has it."""
+
+
+# A worker died, fell silent or failed, and all workers are started again, because those of a device share its fate.
+# What the run was doing then (iteration `step`, if any) is done again from its start, unless its update was committed.
+class WorkersRestarting(Struct, frozen=True, kw_only=True, tag=True):
+    number: Count
+    """1 for the first restart of the run."""
+    allowed: Count
+    """run.restarts."""
+    service: Name
+    role: Role | None
+    """None: not a worker, but what they use the GPU through."""
+    error: ErrorReport
+    phase: Name
+    version: Count
+    """Of the weights, which stay."""
+    step: Count | None = None
+    log_path: Name = ""
+
+
+# All workers are back: new processes over the same weights and optimizer state. took_s: since WorkersRestarting, the
+# pause before the start included.
+class WorkersRestarted(Struct, frozen=True, kw_only=True, tag=True):
+    number: Count
+    version: Count
+    digest: Name
+    took_s: float
+    step: Count | None = None
+
+
 # Another program has a service's place. `replaced`: the one before it. From iteration `step` on; the weights stay those
 # of `version`. took_s: that the run waited for it.
 class ServiceSwapped(Struct, frozen=True, kw_only=True, tag=True):
@@ -370,6 +405,9 @@ Event: TypeAlias = (
     | StageDone
     | ServiceReady
     | ServiceDied
+    | WeightsLoaded
+    | WorkersRestarting
+    | WorkersRestarted
     | ServiceSwapped
     | SwapRefused
     | PhaseEntered

@@ -236,6 +236,8 @@ class Loaded(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=
     private: Holdings = ()
     libraries: Annotated[dict[Name, Name], Meta(max_length=64)] = {}
     """A trainer answers with the versions of what decides its numbers; a resumption compares them."""
+    digest: Annotated[str, Meta(max_length=64)] = ""
+    """Of the actor weights: a trainer that is alone answers with it, since it publishes them as it loads."""
 
 
 # coordinator -> reader: finish what you run, read the weights no more until Committed.

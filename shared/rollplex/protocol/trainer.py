@@ -97,6 +97,14 @@ class Restore(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Of the actor weights in it."""
 
 
+class Standing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an earlier trainer of the same run left in the segments: weights, reference and optimizer state."""
+
+    version: Count
+    digest: Name
+    """Of the actor weights in this device's segment."""
+
+
 class Target(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A segment of the actor weights on a device that only samples; this trainer copies each version into it."""
 
@@ -121,7 +129,8 @@ class Shards(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 # coordinator -> trainer, once: fill the weights from the model folder (also the reference's), zero gradients and
 # optimizer state, publish version 0. With `restore`, actor weights and optimizer state are then filled from that
 # checkpoint and its version is published. Of several ranks each fills what it trains, and publishes nothing: Publish
-# follows when all have. Answer: Loaded.
+# follows when all have. With `standing` nothing is filled: what the segments hold is gone on with, if its header and
+# digest say that it is that; gradients are zeroed; no Publish follows. Answer: Loaded.
 class LoadTrainer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     cause: Count
     model: ModelSpec
@@ -135,6 +144,8 @@ class LoadTrainer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     algorithm: Algorithm
     optimizer: Optimizer
     restore: Restore | None = None
+    standing: Standing | None = None
+    """Not together with `restore`."""
     parallel: Parallel = Parallel()
     shards: Shards = Shards()
     private_bytes: Count = 0

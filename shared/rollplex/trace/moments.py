@@ -37,6 +37,10 @@ def headline(event: Event) -> str:
             text = f"{event.service} ready"
         case events.ServiceDied():
             text = f"{event.service} died: {event.how}"
+        case events.WorkersRestarting():
+            text = f"all workers start again after {event.service or 'MPS'}"
+        case events.WorkersRestarted():
+            text = "all workers are back"
         case events.ServiceSwapped():
             text = f"{event.role} replaced"
         case events.SwapRefused():

@@ -355,3 +355,47 @@ def test_awaited_names_everything_and_is_empty_when_the_gate_is_open() -> None:
     assert at(State.COMMITTING).awaited == ("journal: COMMIT on disk",)
     assert at(State.SKIPPING).awaited == ("trainer: gradients dropped", "prefix: drained", "rollout: drained")
     assert at(State.DROPPING).awaited == ("prefix: caches dropped", "rollout: caches dropped")
+
+
+@pytest.mark.parametrize("state", [State.OPEN, State.PREPARING, State.SKIPPING])
+def test_when_all_are_lost_before_begin_the_step_begins_again_as_if_it_had_not(state: State) -> None:
+    gate = at(state)
+    if state is State.OPEN:
+        gate.begin_step(0, 1, [[0]])
+        gate.group_sampled(0, 0, 0)
+    assert gate.settled
+    assert gate.lost() == ()
+    assert (gate.state, gate.version, gate.step, gate.readers) == (State.OPEN, 0, 0, frozenset())
+    assert (gate.failed_votes, gate.skipped_steps, gate.running) == (0, 0, False)
+    for reader in READERS:
+        gate.register_reader(reader, on_policy=True)
+    do_step(gate)
+    gate.voted(finite=True)
+    assert type(drain_all(gate)[0]) is JournalBegin
+
+
+def test_when_all_are_lost_after_commit_the_step_is_over() -> None:
+    gate = at(State.DROPPING)
+    gate.caches_dropped("prefix", 1)
+    (opened,) = gate.lost()
+    assert isinstance(opened, Opened)
+    assert (opened.version, opened.updated) == (1, True)
+    assert (gate.state, gate.version, gate.step) == (State.OPEN, 1, 1)
+
+
+def test_when_all_are_lost_after_a_failed_vote_was_obeyed_the_step_is_over_too() -> None:
+    gate = at(State.SKIPPING)
+    drain_all(gate)
+    gate.skipped()
+    (opened,) = gate.lost()
+    assert isinstance(opened, Opened)
+    assert (opened.version, opened.updated) == (0, False)
+    assert (gate.step, gate.failed_votes) == (1, 1)
+
+
+@pytest.mark.parametrize("state", [State.BEGINNING, State.APPLYING, State.COMMITTING, State.FAILED])
+def test_between_begin_and_commit_nobody_goes_on_with_the_weights(state: State) -> None:
+    gate = at(state)
+    assert not gate.settled
+    with pytest.raises(StateError, match="weights that are whole"):
+        gate.lost()

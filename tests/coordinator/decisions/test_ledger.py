@@ -511,3 +511,15 @@ class Books(RuleBasedStateMachine):
 
 Books.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 test_leases_never_exceed_the_budget_whatever_happens = Books.TestCase
+
+
+def test_requests_of_a_dead_owner_are_withdrawn_and_its_leases_stay() -> None:
+    ledger = in_rollout(100)
+    lease = lease_of(ledger.request(block(60)))
+    ledger.request(block(60))
+    ledger.request(block(30, producer="input"))
+    dropped = ledger.withdraw("prefix")
+    assert [pending.request for pending in dropped.requests] == [2]
+    assert [granted.request for granted in dropped.granted] == [3]
+    assert [each.id for each in ledger.snapshot().devices[0].leases] == [lease.id, dropped.granted[0].lease]
+    ledger.check_integrity()

@@ -408,3 +408,25 @@ def test_each_device_s_observer_hears_of_its_own_workers_and_reads_its_own_books
     assert second.entered == [(Phase.SCORE, None, {Role.PREFIX: 100})]
     assert [pair.memory.leased(device).segments_bytes for device in BOTH] == [0, PAGE]
     assert pair.memory.leased(Device(index=7)).total_bytes == 0, "it was asked for before anything is there"
+
+
+def test_what_the_dead_held_and_asked_for_ends_but_what_stands_and_what_others_have(world: World) -> None:
+    world.memory.enter(Phase.IDLE)
+    world.memory.enter(Phase.LOAD)
+    weights = world.memory.now(want(2, owner=Role.TRAINER, first=Phase.LOAD, last=Phase.DRAIN, segment=True))
+    world.memory.enter(Phase.ROLLOUT)
+    inputs = world.memory.now(want(1, owner=Role.INPUT, first=Phase.IDLE, last=Phase.DRAIN, segment=True))
+    world.memory.now(want(3, owner=Role.PREFIX, segment=True))
+    world.memory.now(want(2, owner=Role.ROLLOUT, last=Phase.ROLLOUT))
+    granted: list[Any] = []
+    world.memory.when_free((want(7, owner=Role.PREFIX),), lambda _: pytest.fail("for nobody"))
+    world.memory.when_free((want(4, owner=Role.INPUT, first=Phase.IDLE, last=Phase.DRAIN),), granted.append)
+    assert not granted
+    world.memory.lose([Role.ROLLOUT, Role.PREFIX, Role.TRAINER])
+    assert len(granted) == 1
+    leases = {lease.id for device in world.memory.view().devices for lease in device.leases}
+    assert leases == {weights.lease, inputs.lease, granted[0][0].lease}
+    assert set(world.holder.measured()) == {weights.lease, inputs.lease}
+    assert world.memory.leased().private == ((Role.INPUT, 4 * PAGE),)
+    world.ledger.check_integrity()
+    world.memory.enter(Phase.LOAD)

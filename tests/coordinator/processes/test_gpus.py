@@ -19,7 +19,7 @@ from rollplex_coordinator.processes import device as device_module
 from rollplex_coordinator.processes import gpus as module
 from rollplex_coordinator.processes.device import EXTERNAL_MPS, Sharing
 from rollplex_coordinator.processes.gpus import Gpus, open_gpus
-from rollplex_coordinator.processes.mps import CONTROL, Mps
+from rollplex_coordinator.processes.mps import CONTROL, Mps, MpsError
 from support import fake_mps
 from support.core import make_config
 from support.fake_nvml import FakeNvml
@@ -287,4 +287,31 @@ def test_if_one_daemon_cannot_be_had_none_is_and_all_workers_take_turns(
     assert [gpus.daemon(device) for device in (DEVICE, SECOND)] == [None, None]
     assert fake_mps.calls(tmp_path)[-1] == "quit -t 1"
     assert not (tmp_path / "mps").is_symlink()
+    gpus.close()
+
+
+def test_after_a_fault_each_gpu_has_a_new_daemon(
+    cuda: Callable[..., Config], tmp_path: Path, variables: dict[str, str]
+) -> None:
+    gpus = opened(cuda(parallel={"devices": 2}), tmp_path, FakeNvml(count=2))
+    gpus.start(variables, external_workers=False)
+    old = [gpus.daemon(DEVICE), gpus.daemon(SECOND)]
+    gpus.start_again(variables)
+    new = [gpus.daemon(DEVICE), gpus.daemon(SECOND)]
+    assert [daemon.alive for daemon in (*old, *new) if daemon is not None] == [False, False, True, True]
+    assert [access.mps for access in gpus.access.values()] == [daemon.variables for daemon in new if daemon is not None]
+    with pytest.raises(MpsError, match="could not be started"):
+        gpus.start_again({**variables, "FAKE_MPS": "fail"})
+    gpus.start_again(variables)
+    assert gpus.daemon(DEVICE) is not None, "the workers share by it still, once it can be had"
+    gpus.close()
+
+
+def test_where_workers_take_turns_there_is_nothing_to_start_again(
+    cuda: Callable[..., Config], tmp_path: Path, variables: dict[str, str]
+) -> None:
+    gpus = opened(cuda(sharing="turns"), tmp_path, FakeNvml())
+    gpus.start(variables, external_workers=False)
+    gpus.start_again(variables)
+    assert gpus.daemon(DEVICE) is None
     gpus.close()

@@ -4,32 +4,40 @@ from __future__ import annotations
 
 import os
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from rollplex.errors import ProtocolError, ServiceDied, StateError, WaitError
 from rollplex.protocol.common import (
+    Device,
     DigestReply,
     DigestRequest,
     Drained,
     ErrorReport,
     Failed,
+    Kind,
     Leave,
     Leaving,
     Logprobs,
     Responses,
     Role,
+    SegmentRef,
 )
-from rollplex.protocol.reward import RewardGroup
+from rollplex.protocol.inputs import WriteInputs
+from rollplex.protocol.reward import GroupRewarded, RewardGroup
 from rollplex.protocol.rollout import GroupFinished
+from rollplex.worker.connection import connect_stream
+from rollplex.worker.options import WorkerOptions
 from rollplex_coordinator.processes.hub import Peer
 from rollplex_coordinator.processes.link import PATIENCE_S, WorkerFailed
 from rollplex_coordinator.processes.stop import StopRun
-from support.sockets import ACK_S, Site, Worker
+from support.sockets import ACK_S, DEADLINE_S, Site, Worker
 
 SECTION_S = 1000.0
 ROLLOUT = "rollout[0:0]"
+SEGMENT = SegmentRef(segment=1, kind=Kind.INPUTS, size_bytes=8)
 
 
 def digest(cause: int) -> DigestRequest:
@@ -61,6 +69,13 @@ def group_finished(cause: int) -> GroupFinished:
 def _reward(cause: int) -> RewardGroup:
     responses = Responses(group=1, lengths=(1,), tokens=b"\0" * 4)
     return RewardGroup(cause=cause, step=0, source="train", row=3, responses=responses, stopped=(True,))
+
+
+def _rewarded(cause: int) -> GroupRewarded:
+    half = b"\0" * 8
+    return GroupRewarded(
+        cause=cause, step=0, group=1, rewards=half, by_function=(half,), texts=("x",), start_s=0.0, end_s=0.0
+    )
 
 
 class Seen:
@@ -435,3 +450,66 @@ def test_two_that_died_together_are_not_waited_for_at_the_end(site: Site) -> Non
         site.link.pump(lambda: False)
     site.link.leave_all("the run failed")
     assert site.link.await_ends(2.0, lambda: False) == []
+
+
+# --- all workers are replaced -------------------------------------------------------------------------------------
+
+
+def test_nothing_of_workers_that_are_replaced_is_heard_or_awaited(site: Site) -> None:
+    rollout, prefix = site.join(Role.ROLLOUT), site.join(Role.PREFIX)
+    seen = Seen(site, DigestReply)
+    ask(site)
+    ask(site, Role.PREFIX)
+    old = rollout.next().cause
+    site.link.begin_atomic()
+    site.link.forget_workers()
+    assert not site.link.waits.open
+    assert not site.link.peers
+    rollout.send(DigestReply(cause=old, version=1, digest="late"))
+    prefix.send(Failed(cause=0, error=ErrorReport(kind="OSError", what="late")))
+    rollout.die()
+    prefix.die()
+    site.hub.expect(Role.ROLLOUT, Device(), 2, exact=True)
+    new = site.join(Role.ROLLOUT, incarnation=2)
+    ask(site)
+    answer(new, "new")
+    site.link.pump(lambda: len(seen) == 1)
+    assert [message.digest for _, message in seen.messages] == ["new"]
+
+
+def test_what_the_reward_child_was_asked_for_them_is_dropped_when_it_comes(site: Site) -> None:
+    reward = site.join(Role.REWARD)
+    seen = Seen(site, GroupRewarded)
+    first = site.link.ask(Role.REWARD, _reward, "reward group 1", SECTION_S)
+    site.link.forget_workers()
+    assert not site.link.waits.open
+    second = site.link.ask(Role.REWARD, _reward, "reward group 1", SECTION_S)
+    for cause in (first, second):
+        reward.send(_rewarded(cause))
+    site.link.pump(lambda: len(seen) == 1)
+    assert [message.cause for _, message in seen.messages] == [second]
+
+
+def test_what_the_input_child_was_asked_is_still_awaited(site: Site) -> None:
+    site.join(Role.INPUT)
+    cause = site.link.ask(
+        Role.INPUT, lambda cause: WriteInputs(cause=cause, step=0, segment=SEGMENT), "write inputs", SECTION_S
+    )
+    site.link.forget_workers()
+    assert [wait.cause for wait in site.link.waits.open] == [cause]
+
+
+def test_workers_that_never_joined_are_forgotten_too(site: Site) -> None:
+    """Their stream is there, and would tell of an end."""
+    options = WorkerOptions(
+        role=Role.PREFIX, run_dir=site.run_dir, device=Device(), incarnation=1, connect_deadline_s=DEADLINE_S
+    )
+    with ThreadPoolExecutor() as pool:
+        coming = pool.submit(connect_stream, options)
+        while not coming.done():
+            site.turn()
+        _, stream, _, _ = coming.result()
+    site.link.forget_workers()
+    stream.close()
+    site.turn()
+    assert Role.PREFIX not in site.link.peers

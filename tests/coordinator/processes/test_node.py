@@ -479,3 +479,36 @@ def test_each_gpu_is_observed_against_its_share_of_the_budget(on_gpu: MakeNode) 
     memory.enter(Phase.IDLE)
     node.record.journal.flush()
     assert [event.device for event in journalled(node, events.MemoryObserved)] == [first, second]
+
+
+def test_when_all_workers_end_their_daemon_does_too_and_the_new_one_is_watched(on_gpu: MakeNode) -> None:
+    node = on_gpu(TELL_GPU)
+    node.prepare_device()
+    old = daemon_of(node)
+    node.start(Role.ROLLOUT)
+    node.end_workers()
+    assert not old.alive
+    new = daemon_of(node)
+    node.start(Role.ROLLOUT)
+    child = node.supervisor.child(Role.ROLLOUT, DEVICE)
+    assert child is not None
+    assert child.incarnation == 2
+    child.process.wait(DEADLINE_S)
+    assert child.log_path.read_text().splitlines()[-1] == f"GPU-1234 {new.folder}"
+    node.end_workers()
+    os.kill(daemon_of(node).pid, signal.SIGKILL)
+    with pytest.raises(MpsError, match="ended while the workers used the GPU"):
+        node.link.pump(lambda: False)
+
+
+def test_what_ended_before_it_was_replaced_is_no_death(make_node: MakeNode) -> None:
+    node = make_node("raise SystemExit(3)")
+    node.start(Role.ROLLOUT)
+    child = node.supervisor.child(Role.ROLLOUT, DEVICE)
+    assert child is not None
+    child.process.wait(DEADLINE_S)
+    node.end_workers()
+    end_s = time.monotonic() + 0.2
+    node.link.pump(lambda: time.monotonic() > end_s)
+    node.record.journal.flush()
+    assert not journalled(node, events.ServiceDied)

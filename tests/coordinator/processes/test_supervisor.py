@@ -280,3 +280,24 @@ def test_a_program_that_is_not_there_is_named_with_where_to_name_another(tmp_pat
     ):
         supervisor.start(Role.PREFIX, Device())
     assert supervisor.children == ()
+
+
+def test_of_some_roles_all_are_ended_and_the_others_stay(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollplex_coordinator.processes.supervisor.TERM_S", 0.3)
+    supervisor = make({Role.PREFIX: STUBBORN, Role.ROLLOUT: SLEEP, Role.TRAINER: "", Role.REWARD: SLEEP})
+    prefix, rollout, trainer, reward = (
+        supervisor.start(role, Device()) for role in (Role.PREFIX, Role.ROLLOUT, Role.TRAINER, Role.REWARD)
+    )
+    assert ended(trainer)
+    os.kill(rollout.pid, signal.SIGSTOP)
+    while Path(f"/proc/{rollout.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+        assert rollout.process.poll() is None
+    while "up" not in prefix.log_path.read_text():
+        assert prefix.process.poll() is None
+    freed: list[int] = []
+    supervisor.free_gpu = lambda _device, pid: freed.append(pid)
+    supervisor.end({Role.ROLLOUT, Role.PREFIX, Role.TRAINER})
+    assert freed == [prefix.pid, rollout.pid]
+    assert [child.process.returncode for child in (prefix, rollout, trainer)] == [-9, -9, 0]
+    assert supervisor.children == (reward,)
+    assert supervisor.start(Role.ROLLOUT, Device()).incarnation == 2

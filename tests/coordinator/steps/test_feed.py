@@ -102,3 +102,13 @@ def test_a_size_that_the_budget_never_has_ends_the_run(make_core: MakeCore) -> N
     core.context.feed.prepare(0, "train", ROWS)
     with pytest.raises(BudgetError, match="inputs of step 0 cannot fit"):
         core.context.feed.take(0)
+
+
+def test_who_begins_a_step_again_takes_the_same_inputs_until_it_is_done_with_them(make_core: MakeCore) -> None:
+    core = make_core()
+    feed = core.context.feed
+    feed.prepare(1, "train", ROWS)
+    first = feed.take(1)
+    feed.prepare(1, "train", ROWS)
+    assert feed.take(1) == first
+    assert len(core.sent(PrepareInputs)) == 1

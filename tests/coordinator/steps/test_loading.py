@@ -61,7 +61,7 @@ class Loading:
             sizes_of(self.config, self.link.fleet),
             data_of(self.config),
             caps=caps,
-        )
+        ).loaded
 
     def sent(self, kind: type[Any]) -> Any:
         (message,) = self.all(kind)

@@ -300,6 +300,12 @@ def dies_in_a_real_run() -> None:
     _wrap("rollplex.worker.runtime:_serve", make)
 
 
+def starts_only_once() -> None:
+    """As the first process of its place it is one of ours; any later one ends as it starts."""
+    if sys.argv[sys.argv.index("--incarnation") + 1] != "1":
+        os._exit(7)
+
+
 # --- readers ------------------------------------------------------------------------------------------------------
 
 
@@ -460,6 +466,22 @@ def steps_too_early() -> None:
         return prepare
 
     _wrap("rollplex_trainer.service:TrainerService._prepare", make)
+
+
+def dies_in_its_second_update() -> None:
+    """When half of the weights are stepped, or all; the header says that they change."""
+    steps: list[bool] = []
+
+    def make(plain: Any) -> Any:
+        def step(self: Any, learning_rate: float) -> None:
+            plain(self, learning_rate)
+            steps.append(True)
+            if len(steps) == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        return step
+
+    _wrap("rollplex_trainer.optimizer:SegmentOptimizer.step", make)
 
 
 def steps_too_far() -> None:

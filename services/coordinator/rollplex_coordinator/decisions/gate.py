@@ -148,6 +148,11 @@ class Gate:
             State.FAILED: (),
         }[self._state]
 
+    @property
+    def settled(self) -> bool:
+        """Whether the weights are whole: no update is between BEGIN and COMMIT, and the gate has not failed."""
+        return self._state in {State.OPEN, State.PREPARING, State.SKIPPING, State.DROPPING}
+
     # --- readers come and go --------------------------------------------------------------------------------------
 
     def register_reader(self, reader: str, *, on_policy: bool, replayed: bool = False) -> tuple[GateStep, ...]:
@@ -271,6 +276,27 @@ class Gate:
         cause = self._note("abandon")
         self._state = State.SKIPPING
         return (Skip(cause=cause, step=self._step), *self._drain_all(cause))
+
+    def lost(self) -> tuple[GateStep, ...]:
+        """The trainer and all readers have ended; new ones come, over the same weights, and register.
+
+        The step that was under way can begin again, as if it had not begun. If its outcome is settled already (COMMIT
+        is on disk, or the gradients of a failed vote are dropped) it is over instead, and the gate opens.
+
+        Raises:
+            StateError: the weights are between BEGIN and COMMIT, or the gate has failed.
+        """
+        self._expect(self.settled, "lost", "weights that are whole")
+        cause = self._note("lost")
+        self._readers.clear()
+        if self._state is State.DROPPING:
+            return self._open(cause)
+        if self._voted is False:  # it will be voted on again
+            self._failed_votes -= 1
+            self._skipped_steps -= 1
+        self._state = State.OPEN
+        self._forget_step()
+        return ()
 
     # --- the update -----------------------------------------------------------------------------------------------
 

@@ -231,6 +231,15 @@ class Ledger:
         granted = [granted for account in self._accounts.values() for granted in self._serve(account)]
         return Dropped(leases=tuple(leases), requests=tuple(requests), granted=tuple(granted))
 
+    def withdraw(self, owner: str) -> Dropped:
+        """A process is dead, but what it leased is given back one by one: its requests end."""
+        requests: list[Pending] = []
+        for account in self._accounts.values():
+            requests += [pending for pending in account.queue if pending.producer == owner]
+            account.queue = [pending for pending in account.queue if pending.producer != owner]
+        granted = [granted for account in self._accounts.values() for granted in self._serve(account)]
+        return Dropped(leases=(), requests=tuple(requests), granted=tuple(granted))
+
     # --- questions ------------------------------------------------------------------------------------------------
 
     def free_bytes(self, device: Device) -> int:

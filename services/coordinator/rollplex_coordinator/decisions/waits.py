@@ -84,10 +84,15 @@ class Waits:
 
     def drop_peer(self, peer: str) -> list[Wait]:
         """The peer is gone; what was awaited from it."""
+        self._progress.pop(peer, None)
         gone = [wait for wait in self._waits.values() if wait.peer == peer]
         for wait in gone:
             del self._waits[wait.cause]
         return gone
+
+    def drop(self, cause: int) -> None:
+        """The answer is not wanted any more; nothing happens if there is no such wait."""
+        self._waits.pop(cause, None)
 
     def clear(self) -> None:
         """The run ends: nothing is awaited any more."""

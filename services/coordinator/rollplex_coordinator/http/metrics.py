@@ -31,6 +31,7 @@ from rollplex.journal.events import (
     IterationDone,
     UnitDone,
     UpdateCommitted,
+    WorkersRestarting,
 )
 from rollplex.journal.phases import Phase
 from rollplex.journal.reader import Reader
@@ -41,7 +42,10 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 MAX_EVENTS = 20_000
 _BATCH = 1_000
 _SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
-_READ = {kind.__name__ for kind in (UnitDone, GroupFinished, UpdateCommitted, IterationDone, EvalDone, ErrorRaised)}
+_READ = {
+    kind.__name__
+    for kind in (UnitDone, GroupFinished, UpdateCommitted, IterationDone, EvalDone, ErrorRaised, WorkersRestarting)
+}
 Families: TypeAlias = Iterator[Metric]
 
 
@@ -114,6 +118,9 @@ class _Tally:
         self.read_to = 0
         self._events = Counter("rollplex_events", "Events in the journal.", ["type"], registry=registry)
         self._errors = Counter("rollplex_errors", "Errors in the journal.", ["kind"], registry=registry)
+        self._restarts = Counter(
+            "rollplex_restarts", "Restarts of all workers, by whose end was the reason.", ["role"], registry=registry
+        )
         self._units = Histogram(
             "rollplex_unit_seconds", "Duration of units of work.", ["kind"], buckets=_SECONDS, registry=registry
         )
@@ -153,6 +160,8 @@ class _Tally:
                     self._evaluation.labels(event.name, name).set(float("nan") if value is None else value)
             case ErrorRaised():
                 self._errors.labels(event.error.kind).inc()
+            case WorkersRestarting():
+                self._restarts.labels("mps" if event.role is None else event.role).inc()
             case _:
                 pass
 

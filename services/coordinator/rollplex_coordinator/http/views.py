@@ -127,6 +127,24 @@ class SwapView(View):
     """The first iteration that it takes part in."""
 
 
+class RestartView(View):
+    """The newest restart of all workers."""
+
+    number: int
+    """1 for the first of the run."""
+    allowed: int
+    """run.restarts."""
+    service: str
+    """Whose end it followed."""
+    how: str
+    """It ended."""
+    phase: str
+    step: int | None = None
+    wall_s: float
+    """When, as seconds since 1970."""
+    state: Literal["under way", "done"]
+
+
 class StatusView(View):
     """Where the run stands."""
 
@@ -152,6 +170,10 @@ class StatusView(View):
     """All of them, in the order of devices."""
     trackers: tuple[TrackerView, ...] = ()
     """Those of the configuration."""
+    restarts: int = 0
+    """How often all workers were started again after one of them had ended."""
+    restart: RestartView | None = None
+    """None: there was none."""
     swap: SwapView | None = None
     """None: no service has been replaced."""
 

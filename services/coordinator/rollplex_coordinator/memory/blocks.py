@@ -26,6 +26,11 @@ class Want(Struct, frozen=True, kw_only=True):
     reservation: str | None = None
     on_host: bool = False
 
+    @property
+    def standing(self) -> bool:
+        """It lives from LOAD to the end, whichever process is there."""
+        return (self.first, self.last) == (Phase.LOAD, Phase.DRAIN)
+
 
 class Block(Struct, frozen=True, kw_only=True):
     """A granted block. `segment` is None for private memory."""

@@ -10,7 +10,7 @@ Owns the blocks of the node. Does not decide what fits (ledger) nor when a block
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -144,6 +144,19 @@ class Memory:
         """The last consumer is done: give the blocks back, and serve who waits."""
         for block in blocks.blocks if isinstance(blocks, Blocks) else (blocks,):
             self._release(block)
+
+    def lose(self, owners: Collection[str]) -> None:
+        """Processes are dead: what they asked for is not wanted any more, and what they held comes back, but what
+        stands from LOAD to the end."""
+        for owner in owners:
+            dropped = self._ledger.withdraw(owner)
+            for request in dropped.requests:
+                del self._waiting[request.request]
+            self._serve(dropped.granted)
+        for block in [b for b in self._blocks.values() if b.want.owner in owners and not b.want.standing]:
+            self._release(block)
+        for owner in owners:
+            self.trimmed(owner)
 
     def _release(self, block: Block) -> None:
         if block.segment is not None:

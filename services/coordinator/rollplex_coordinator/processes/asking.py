@@ -7,7 +7,7 @@ are read: that is `link`'s.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from rollplex.errors import ProtocolError, StateError
@@ -38,6 +38,7 @@ class Asking(ABC):
         self._next_cause = 1
         self._told: dict[int, tuple[Instruction, int]] = {}
         self._handlers: dict[type, Callable[[Peer, Any], None]] = {}
+        self._unwanted: set[int] = set()
 
     @abstractmethod
     def pump(self, until: Callable[[], bool]) -> None:
@@ -142,6 +143,14 @@ class Asking(ABC):
                 self._handlers[answer] = before
         return [answers[place] for place in wanted]
 
+    def disregard(self, roles: Collection[Role]) -> None:
+        """What these roles were asked is not wanted any more: answers to it are dropped, if they come at all."""
+        for cause, (told, _) in list(self._told.items()):
+            if told.team.role in roles:
+                self.waits.drop(cause)
+                del self._told[cause]
+                self._unwanted.add(cause)
+
     def _one(self, role: Role, what: str) -> Team:
         """The team of a role that has one process."""
         first, *others = self.fleet.teams_of(role)
@@ -189,6 +198,10 @@ class Asking(ABC):
         Raises:
             StateError: nobody waits for it, nobody handles it, or the processes of a team disagree.
         """
+        if message.cause in self._unwanted:
+            if not isinstance(message, STREAMED):
+                self._unwanted.discard(message.cause)
+            return
         if isinstance(message, STREAMED):
             self.waits.touch(message.cause, self._clock())
             told, rank = self._told_of(peer, message)

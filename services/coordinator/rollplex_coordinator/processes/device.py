@@ -100,6 +100,12 @@ class GpuDevice:
         self._stop()
         self.sharing = Sharing(asked=self.sharing.asked, used=TURNS, why=why)
 
+    def start_again(self, variables: Mapping[str, str]) -> None:
+        """A new daemon, if the workers share by one, once they have ended. Raises MpsError; then there is none."""
+        if self.sharing.used == MPS:
+            self._stop()
+            self.mps = Mps(self._run_dir, self.gpu.info.uuid, variables, self._number)
+
     def free(self, pid: int) -> None:
         """Take the GPU from a worker that does not end by itself."""
         if self.mps is not None:

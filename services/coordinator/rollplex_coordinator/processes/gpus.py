@@ -82,6 +82,19 @@ class Gpus:
             log.warning("device.prefix_share and decode_share do nothing where workers take turns on the whole GPU")
         return self.sharing
 
+    def start_again(self, variables: Mapping[str, str]) -> None:
+        """Where the workers shared the GPUs by daemons, and all have ended: new daemons, since one that saw a fault, or
+        a client that was killed, is not to be trusted.
+
+        Args:
+            variables: the environment to start them from.
+
+        Raises:
+            MpsError: one cannot be started.
+        """
+        for one in self.devices.values():
+            one.start_again(variables)
+
     def free(self, device: Device, pid: int) -> None:
         """Take its GPU from a worker that does not end by itself."""
         self.devices[device].free(pid)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import socket
+from collections.abc import Collection
 from typing import Any, TypeAlias
 
 import zmq
@@ -118,6 +119,7 @@ class Hub:
         self._admitted: dict[bytes, Peer] = {}
         self._joined: dict[bytes, Peer] = {}
         self._bad_frames: dict[bytes, int] = {}
+        self._fenced: set[bytes] = set()
 
     def expect(self, role: Role, device: Device, incarnation: int, *, exact: bool) -> None:
         """Let this worker in from now on; anybody else who claims the place is refused."""
@@ -177,6 +179,17 @@ class Hub:
         self._admitted.pop(peer.identity, None)
         self._joined.pop(peer.identity, None)
 
+    def fence(self, roles: Collection[Role]) -> None:
+        """Of the processes of these roles that have come so far nothing is heard any more, not even their end."""
+        for fd, (_, owner) in list(self._streams.items()):
+            if owner is not None and owner.role in roles:
+                self._drop_stream(fd)
+        for known in (self._admitted, self._joined):
+            for identity_, peer in list(known.items()):
+                if peer.role in roles:
+                    del known[identity_]
+                    self._fenced.add(identity_)
+
     def close(self) -> None:
         """Close everything; workers that are still there see the end of their stream."""
         for fd in list(self._streams):
@@ -201,6 +214,8 @@ class Hub:
         return events
 
     def _receive(self, sender: bytes, frames: list[bytes]) -> list[Event]:
+        if sender in self._fenced:
+            return []
         peer = self._joined.get(sender)
         if peer is not None:
             return [Arrived(peer=peer, message=CHANNELS[peer.role].from_worker.decode_frames(frames))]

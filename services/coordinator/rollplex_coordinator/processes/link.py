@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from rollplex.errors import ProtocolError, WaitError
 from rollplex.protocol.common import Alive, Device, ErrorReport, Failed, Leave, Leaving, Received, Role
-from rollplex_coordinator.decisions.fleet import DEVICE, SINGLE, Fleet, Team
+from rollplex_coordinator.decisions.fleet import DEVICE, SINGLE, WORKERS, Fleet, Team
 from rollplex_coordinator.decisions.waits import Wait
 from rollplex_coordinator.processes.asking import Asking
 from rollplex_coordinator.processes.ends import WorkerDied, WorkerFailed
@@ -155,6 +155,21 @@ class Link(Asking):
             if len(kept) < len(events):
                 time.sleep(ENDING_TICK_S)
         self.hub.disconnect(peer)
+
+    def forget_workers(self) -> None:
+        """All workers are about to be replaced: nothing of those that there were is heard or awaited any more. What the
+        reward child was asked for them is not wanted; what the input child was, still is."""
+        for team in self.fleet.workers:
+            for device in team.devices:
+                self.waits.drop_peer(_text(team.role, device))
+                self._peers.pop((team.role, device), None)
+                self._heard.pop((team.role, device), None)
+        self.disregard((*WORKERS, Role.REWARD))
+        self.hub.fence(WORKERS)
+        # What is ready will be so again, unless it was a worker's end.
+        kept = [event for event in self._events if not isinstance(event, Ready) and event.peer.role not in WORKERS]
+        self._events = deque(kept)
+        self._atomic = False
 
     def await_ends(self, deadline_s: float, children_run: Callable[[], bool]) -> list[Peer]:
         """After `leave_all`: wait until all streams have ended and no child runs; returns who is still there.

@@ -29,10 +29,11 @@ from rollplex_coordinator.memory.observer import Observer
 from rollplex_coordinator.memory.observers import Observers
 from rollplex_coordinator.options import Options
 from rollplex_coordinator.processes.device import GpuDevice
-from rollplex_coordinator.processes.gpus import open_gpus
+from rollplex_coordinator.processes.gpus import Gpus, open_gpus
 from rollplex_coordinator.processes.hub import Hub, Peer
 from rollplex_coordinator.processes.link import Link
 from rollplex_coordinator.processes.mailbox import Mailbox
+from rollplex_coordinator.processes.mps import Mps
 from rollplex_coordinator.processes.stop import Signals, StopRun
 from rollplex_coordinator.processes.supervisor import Supervisor
 from rollplex_coordinator.records.journal import Journal
@@ -132,8 +133,7 @@ class Node:
         info, sharing, mps = one.gpu.info, one.sharing, one.mps
         if mps is not None and self.gpus is not None:
             self.supervisor.free_gpu = self.gpus.free
-            of = "" if self.fleet.single else f" of device {device}"
-            self.link.watch(mps.pidfd, f"death of the MPS daemon{of}", partial(_raise, mps.died()))
+            self._watch_daemon(device, mps)
         log.info("%s: %.1f GiB free, workers share it by %s", info, one.free_bytes / 2**30, sharing.used)
         self.record.append(
             DeviceReady(
@@ -149,6 +149,12 @@ class Node:
                 why=sharing.why[:4_000],
             )
         )
+
+    def _watch_daemon(self, device: Device, mps: Mps) -> None:
+        self.link.watch(mps.pidfd, self._daemon(device), partial(_raise, mps.died()))
+
+    def _daemon(self, device: Device) -> str:
+        return "death of the MPS daemon" + ("" if self.fleet.single else f" of device {device}")
 
     def observe(self, memory: Memory, budget_bytes: int) -> None:
         """Watch the memory of each GPU from now on, against the books. On host memory nothing happens.
@@ -216,6 +222,32 @@ class Node:
             self.link.unwatch(child.pidfd, f"death of {self.fleet.name(role, child.device)}")
         self.link.dismiss(role, DEVICE, reason, self.config.deadlines.leave_s)
         self.supervisor.kill(role)
+
+    def end_workers(self) -> None:
+        """All workers end, whatever they are doing, and nothing of them is heard any more; what they used the GPUs
+        through is new.
+
+        Raises:
+            MpsError: a daemon cannot be started again.
+        """
+        for child in self.supervisor.children:
+            if child.role in WORKERS:
+                self.link.unwatch(child.pidfd, f"death of {self.fleet.name(child.role, child.device)}")
+        self.link.forget_workers()
+        self.supervisor.end(WORKERS)
+        self._remove_meets()
+        if self.gpus is not None:
+            self._start_daemons_again(self.gpus)
+
+    def _start_daemons_again(self, gpus: Gpus) -> None:
+        for device in gpus.devices:
+            if (old := gpus.daemon(device)) is not None:
+                self.link.unwatch(old.pidfd, self._daemon(device))
+        gpus.start_again(os.environ)
+        self.supervisor.gpus = gpus.access
+        for device in gpus.devices:
+            if (mps := gpus.daemon(device)) is not None:
+                self._watch_daemon(device, mps)
 
     def end(self, reason: str) -> None:
         """Everybody leaves; who does not within the grace time is killed, if it is ours. Then everything is closed. A

@@ -20,7 +20,7 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -204,6 +204,13 @@ class Supervisor:
         for child in self.children:
             self.kill(child.role, child.device)
         return list(late)
+
+    def end(self, roles: Collection[Role]) -> None:
+        """End all children of these roles, whether they run or are dead, and collect them."""
+        ended = [child for child in self.children if child.role in roles]
+        self._ask_to_end(child for child in ended if child.role in WORKERS and child.process.poll() is None)
+        for child in ended:
+            self.kill(child.role, child.device)
 
     def _ask_to_end(self, workers: Iterable[Child]) -> None:
         """Before SIGKILL, where workers share a GPU."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rollplex.config.config import Config
 from rollplex.multiprocessors.beside import Notice, Silent
+from rollplex.protocol.common import Device
 from rollplex.protocol.inputs import DataChecked
 from rollplex.protocol.rollout import Sampling
 from rollplex_coordinator.decisions.fleet import SINGLE, Fleet
@@ -17,6 +18,7 @@ from rollplex_coordinator.memory.sizes import Sizes
 from rollplex_coordinator.processes.link import Link
 from rollplex_coordinator.records.record import Record
 from rollplex_coordinator.steps.feed import Feed
+from rollplex_coordinator.steps.loads import Loads
 from rollplex_coordinator.steps.sampling import Samples
 
 
@@ -28,6 +30,8 @@ class Context:
         fleet: which workers there are, and which of them work together.
         window: who keeps to which share of the device.
         notice: where it is said whether prefix work runs beside the rollout.
+        loads: what has every worker load; None in tests that have none.
+        digests: of the weights as the journal has them last, of each device that trains.
         fingerprints: of what the configuration only names (`rollplex.checkpoint.state.RunState`).
     """
 
@@ -45,6 +49,8 @@ class Context:
     fleet: Fleet = SINGLE
     window: Window = field(default_factory=Window)
     notice: Notice = field(default_factory=Silent)
+    loads: Loads | None = None
+    digests: dict[Device, str] = field(default_factory=dict)
     fingerprints: dict[str, str] = field(default_factory=dict)
 
     @property

@@ -32,6 +32,7 @@ def training_rows(config: Config, data: DataChecked, step: int) -> tuple[int, ..
 class StepInputs(Struct, frozen=True, kw_only=True):
     """The prompts of one step, in the order of their groups, and the segment that holds them."""
 
+    key: int
     rows: tuple[int, ...]
     prompts: tuple[PromptSlot, ...]
     block: Blocks
@@ -42,7 +43,7 @@ class StepInputs(Struct, frozen=True, kw_only=True):
 
 
 class Feed:
-    """Inputs by key; a key is prepared once and taken once."""
+    """Inputs by key; a key is prepared once, and there until it is done with: who begins again takes it again."""
 
     def __init__(self, link: Link, memory: Memory, unit_s: float) -> None:
         self._link = link
@@ -55,7 +56,7 @@ class Feed:
         link.on(InputsWritten, self._on_written)
 
     def prepare(self, key: int, source: str, rows: tuple[int, ...]) -> None:
-        """Have the inputs of `key` made; nothing happens if they are under way."""
+        """Have the inputs of `key` made; nothing happens if they are under way, or made and not done with."""
         if key not in self._rows:
             self._rows[key] = rows
             self._ask(
@@ -70,11 +71,11 @@ class Feed:
     def take(self, key: int) -> StepInputs:
         """The inputs of a prepared key; pumps until they are written."""
         self._link.pump(lambda: key in self._written)
-        del self._rows[key]
-        return self._written.pop(key)
+        return self._written[key]
 
     def done(self, inputs: StepInputs) -> None:
         """Nobody reads these inputs any more."""
+        del self._rows[inputs.key], self._written[inputs.key]
         self._memory.release(inputs.block)
 
     def _on_sized(self, _peer: Peer, message: InputsSized) -> None:
@@ -101,7 +102,8 @@ class Feed:
 
     def _on_written(self, _peer: Peer, message: InputsWritten) -> None:
         prompts, block = self._sized.pop(message.step)
-        self._written[message.step] = StepInputs(rows=self._rows[message.step], prompts=prompts, block=block)
+        rows = self._rows[message.step]
+        self._written[message.step] = StepInputs(key=message.step, rows=rows, prompts=prompts, block=block)
 
     def _ask(self, make: Callable[[int], object], what: str) -> None:
         self._link.ask(Role.INPUT, make, what, self._unit_s)

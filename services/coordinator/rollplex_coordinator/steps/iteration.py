@@ -32,7 +32,8 @@ from rollplex_coordinator.steps.update import Update
 
 
 class Iteration:
-    """One step of training.
+    """One step of training. When the workers have been replaced in the middle of it, `run` does it again; or, if its
+    update was settled by then, what is left of it.
 
     Args:
         step: its number, from 0.
@@ -45,17 +46,27 @@ class Iteration:
         self._step = step
         self._rows = rows
         self._ahead = ahead
+        self._version = context.record.version
+        self._started_s = 0.0
+        self._inputs: StepInputs
+        self._gathered: Gathered
+        self._update: Update
 
     def run(self) -> dict[str, object]:
         """Do it; pumps until the weights are at the next version, or the update was skipped. Returns its metrics."""
+        if self._c.gate.step == self._step:
+            self._do()
+        return self._finish()
+
+    def _do(self) -> None:
+        """Up to the end of its update."""
         c = self._c
-        started = time.monotonic()
+        self._started_s = time.monotonic()
         c.record.phase_seconds.clear()
-        version = c.record.version
         if c.config.run.alternate:  # else all steps are alike
             c.memory.cover(reserved_for(c.config, c.sizes, c.config.run.schedule_of(self._step)))
         c.feed.prepare_step(self._step, self._rows)
-        inputs = c.feed.take(self._step)
+        self._inputs = c.feed.take(self._step)
         if self._ahead is not None:
             c.feed.prepare_step(self._step + 1, self._ahead)
         c.samples.ask(self._step, self._rows)
@@ -69,7 +80,7 @@ class Iteration:
             replicas=len(c.fleet.trainers),
         )
         c.gate.begin_step(self._step, plan.num_groups, [unit.groups for unit in plan.prefix])
-        c.record.append(IterationStarted(step=self._step, version=version, rows=self._rows))
+        c.record.append(IterationStarted(step=self._step, version=self._version, rows=self._rows))
         schedule = Schedule(
             plan,
             Mode(config.run.schedule_of(self._step)),
@@ -77,20 +88,24 @@ class Iteration:
             batch_rewards=config.algorithm.scale_rewards == "batch",
             after_prefill=config.device.window == "decode",
         )
-        gathered = TrainStep(c, plan, schedule, inputs).run()
-        update = Update(c)
-        updated = update.run()
+        self._gathered = TrainStep(c, plan, schedule, self._inputs).run()
+        self._update = Update(c)
+        self._update.run()
+
+    def _finish(self) -> dict[str, object]:
+        """Its numbers; nothing is asked of a worker any more."""
+        c, inputs, gathered, update = self._c, self._inputs, self._gathered, self._update
         c.record.open_groups = ()
         c.feed.done(inputs)
         c.record.enter(Phase.IDLE)
         c.memory.enter(Phase.IDLE)
         metrics = {**update.metrics, **_reward_metrics(c, gathered), **self._token_metrics(inputs, gathered)}
-        metrics["updated"] = float(updated)
-        if config.rollout.engine == "replay":
+        metrics["updated"] = float(c.record.version > self._version)
+        if c.config.rollout.engine == "replay":
             metrics["replayed"] = 1.0
-        seconds = time.monotonic() - started
+        seconds = time.monotonic() - self._started_s
         times = {"time/step_s": seconds} | self._device_times(update, gathered, seconds)
-        return self._write(version, metrics, gathered, times)
+        return self._write(metrics, gathered, times)
 
     def _device_times(self, update: Update, gathered: Gathered, seconds: float) -> dict[str, float]:
         """How long copying and having nothing to do took, where there are several devices."""
@@ -114,11 +129,9 @@ class Iteration:
             "epoch": epochs(self._step + 1, len(self._rows), c.data.usable(TRAIN), shuffle=c.config.data.shuffle),
         }
 
-    def _write(
-        self, version: int, metrics: dict[str, float], gathered: Gathered, more_times: dict[str, float]
-    ) -> dict[str, object]:
+    def _write(self, metrics: dict[str, float], gathered: Gathered, more_times: dict[str, float]) -> dict[str, object]:
         """metrics.jsonl: what depends on the clock has the prefix time/."""
-        c = self._c
+        c, version = self._c, self._version
         times = {f"time/{phase.name.lower()}_s": value for phase, value in c.record.phase_seconds.items()}
         times |= more_times
         if c.memory.observers is not None:

@@ -11,29 +11,41 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from rollplex.config import wire
 from rollplex.errors import ModelError
-from rollplex.journal.events import ServiceReady
+from rollplex.journal.events import ServiceReady, WeightsLoaded
 from rollplex.protocol.common import Device, Kind, Loaded, Role
 from rollplex.protocol.inputs import DataChecked, OpenData
 from rollplex.protocol.reward import OpenRewards, RewardsOpened
-from rollplex.protocol.trainer import Publish, Published, Restore
-from rollplex_coordinator.decisions.digests import check_replicas
-from rollplex_coordinator.decisions.fleet import Fleet, Team
+from rollplex.protocol.trainer import Publish, Published, Restore, Standing
+from rollplex_coordinator.decisions.digests import check_replicas, combined
+from rollplex_coordinator.decisions.fleet import DEVICE, Fleet, Team
 from rollplex_coordinator.memory.caps import Caps
 from rollplex_coordinator.memory.leasing import Memory
 from rollplex_coordinator.memory.names import OWN_WEIGHTS
 from rollplex_coordinator.memory.sizes import Sizes
 from rollplex_coordinator.processes.hub import Peer
 from rollplex_coordinator.processes.node import Node
+from rollplex_coordinator.steps.context import Context
 from rollplex_coordinator.steps.loads import Loads, meeting_files
 from rollplex_coordinator.steps.segments import StandingSegments, standing
 
 log = logging.getLogger("rollplex.coordinator")
+
+
+class Models(Struct, frozen=True, kw_only=True):
+    """What was loaded."""
+
+    loaded: dict[Role, Loaded]
+    """By role the first one's answer; on policy is a role whose processes all are."""
+    digests: dict[Device, str]
+    """Of the actor weights on each device that trains."""
+    loads: Loads
+    """What loads it."""
 
 
 def check_data(node: Node) -> DataChecked:
@@ -79,7 +91,7 @@ def load_models(
     restore: Restore | None = None,
     *,
     caps: Mapping[Device, Caps] | None = None,
-) -> dict[Role, Loaded]:
+) -> Models:
     """Make the standing segments and have every worker map them; the trainer fills them, or restores a checkpoint.
 
     Args:
@@ -96,12 +108,6 @@ def load_models(
     if engine.own_weights:
         own = standing(Kind.ACTOR_WEIGHTS, sizes.table.total_bytes, Role.ROLLOUT, Role.ROLLOUT)
         memory.now(structs.replace(own, purpose=OWN_WEIGHTS, segment=False))
-    pools = memory.now(sizes.wants.starting_pool(), fleet.rollout_devices) if sizes.pools else None
-
-    def loaded(peer: Peer) -> None:
-        node.record.append(ServiceReady(service=str(peer), role=peer.role, incarnation=peer.incarnation))
-        node.record.stage(f"load {fleet.name(peer.role, peer.device)}", start_s)
-
     loads = Loads(
         config,
         spec=spec,
@@ -109,22 +115,55 @@ def load_models(
         segments=segments,
         caps=caps or {},
         restore=restore,
-        meets={} if fleet.single else meeting_files(node.run_dir, fleet),
-    ).all
-    node.loads = {team.role: (team, make) for team, make in reversed(loads)}
-    answers = node.link.call_teams(loads, "load the model", config.deadlines.load_s, Loaded, loaded)
-    found = _checked(answers, [team for team, _ in loads], sizes, fleet)
+        meets=meeting_files(node.run_dir, fleet),
+    )
+
+    def loaded(peer: Peer) -> None:
+        _ready(node, peer)
+        node.record.stage(f"load {fleet.name(peer.role, peer.device)}", start_s)
+
+    found = _have_loaded(node, memory, sizes, loads, loaded)
+    version = 0 if restore is None else restore.version
+    digests = {DEVICE: found[Role.TRAINER].digest} if fleet.single else publish(node, version)
+    if all(digests.values()):  # a trainer of others may not say it
+        node.record.append(WeightsLoaded(version=version, digest=combined(digests)))
+    node.record.stage("load model", start_s)
+    return Models(loaded=found, digests=digests, loads=loads)
+
+
+def load_again(node: Node, c: Context) -> dict[Role, Loaded]:
+    """Have new workers map the standing segments, in which trainers find weights and optimizer state as they are.
+
+    Raises:
+        ModelError: a worker sees a parameter table of another size.
+        WorkerFailed: the weights are not those of the last update.
+    """
+    assert c.loads is not None, "a loaded node"
+    stands = {device: Standing(version=c.record.version, digest=digest) for device, digest in c.digests.items()}
+    loads = c.loads.again(stands, meeting_files(node.run_dir, node.link.fleet))
+    return _have_loaded(node, c.memory, c.sizes, loads, lambda peer: _ready(node, peer))
+
+
+def _ready(node: Node, peer: Peer) -> None:
+    node.record.append(ServiceReady(service=str(peer), role=peer.role, incarnation=peer.incarnation))
+
+
+def _have_loaded(
+    node: Node, memory: Memory, sizes: Sizes, loads: Loads, loaded: Callable[[Peer], None]
+) -> dict[Role, Loaded]:
+    """loaded: told of each process that has."""
+    fleet, told = node.link.fleet, loads.all
+    pools = memory.now(sizes.wants.starting_pool(), fleet.rollout_devices) if sizes.pools else None
+    node.loads = {team.role: (team, make) for team, make in reversed(told)}
+    answers = node.link.call_teams(told, "load the model", node.config.deadlines.load_s, Loaded, loaded)
     if pools is not None:
         memory.release(pools)
         memory.trimmed(Role.ROLLOUT)
-    if not fleet.single:
-        publish(node, 0 if restore is None else restore.version)
-    node.record.stage("load model", start_s)
-    return found
+    return _checked(answers, [team for team, _ in told], sizes, fleet)
 
 
-def publish(node: Node, version: int) -> None:
-    """Have several trainers bring every device's weights to `version`, which nobody may read before.
+def publish(node: Node, version: int) -> dict[Device, str]:
+    """Have several trainers bring every device's weights to `version`, which nobody may read before; their digests.
 
     Raises:
         StateError: replicas have different weights.
@@ -137,10 +176,12 @@ def publish(node: Node, version: int) -> None:
         Published,
     )
     devices = node.link.fleet.training_devices
-    check_replicas(node.link.fleet, {device: answer.digest for device, answer in zip(devices, published, strict=True)})
+    digests = {device: answer.digest for device, answer in zip(devices, published, strict=True)}
+    check_replicas(node.link.fleet, digests)
     copied = sum(answer.refreshed_bytes + answer.rebuilt_bytes for answer in published)
     log.info("weights: %.1f MiB copied between devices", copied / 2**20)
     node.record.stage("publish weights", start_s)
+    return digests
 
 
 def open_rewards(node: Node) -> dict[str, str]:

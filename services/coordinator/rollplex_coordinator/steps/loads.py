@@ -16,7 +16,7 @@ from rollplex.config.config import Config
 from rollplex.protocol.common import Device, ModelSpec, Parallel, Role
 from rollplex.protocol.prefix import LoadPrefix
 from rollplex.protocol.rollout import EngineSpec, LoadRollout
-from rollplex.protocol.trainer import LoadTrainer, Restore
+from rollplex.protocol.trainer import LoadTrainer, Restore, Standing
 from rollplex_coordinator.decisions.fleet import WORKERS, Fleet, Team
 from rollplex_coordinator.memory.caps import Caps
 from rollplex_coordinator.processes.node import MEET
@@ -34,6 +34,7 @@ class Loads:
         engine: that samples.
         caps: of private memory, by device; nobody has one where there is none.
         restore: the checkpoint that a run goes on from.
+        standing: what trainers find filled, by device, instead of filling it.
         meets: of `meeting_files`.
     """
 
@@ -47,9 +48,24 @@ class Loads:
         caps: Mapping[Device, Caps],
         restore: Restore | None,
         meets: Mapping[Role, str],
+        standing: Mapping[Device, Standing] | None = None,
     ) -> None:
         self._config, self._spec, self._engine = config, spec, engine
         self._segments, self._caps, self._restore, self._meets = segments, caps, restore, meets
+        self._standing = standing or {}
+
+    def again(self, standing: Mapping[Device, Standing], meets: Mapping[Role, str]) -> Loads:
+        """The same for new processes over what stands."""
+        return Loads(
+            self._config,
+            spec=self._spec,
+            engine=self._engine,
+            segments=self._segments,
+            caps=self._caps,
+            restore=None,
+            meets=meets,
+            standing=standing,
+        )
 
     @property
     def all(self) -> list[tuple[Team, Callable[[int, int], LoadTrainer | LoadPrefix | LoadRollout]]]:
@@ -78,6 +94,7 @@ class Loads:
                 algorithm=wire.algorithm(self._config),
                 optimizer=wire.optimizer(self._config),
                 restore=self._restore,
+                standing=self._standing.get(team.devices[rank]),
                 parallel=self._parallel(team, rank),
                 shards=self._segments.shards(team, rank),
                 private_bytes=self._caps_on(team.devices[rank]).trainer,

@@ -34,6 +34,7 @@ class Samples:
         self._unit_s = unit_s
         self._rows: dict[int, tuple[RowShown, ...]] = {}
         self._tables: dict[int, SampleTable] = {}
+        self._asked: int | None = None
         link.on(RowsShown, self._on_shown)
 
     def wanted(self, step: int) -> int:
@@ -41,9 +42,10 @@ class Samples:
         return self._run.sampled(step)
 
     def ask(self, step: int, rows: Sequence[int]) -> None:
-        """A step begins with these rows."""
+        """A step begins with these rows, or begins again."""
         wanted = tuple(rows[: self.wanted(step)])
-        if wanted:
+        if wanted and step != self._asked:
+            self._asked = step
             self._link.ask(
                 Role.INPUT,
                 lambda cause: ShowRows(cause=cause, step=step, source=TRAIN, rows=wanted),

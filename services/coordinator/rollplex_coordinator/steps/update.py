@@ -121,6 +121,7 @@ class Update:
                 )
             case JournalCommit():
                 c.record.append_durable(self._committed(step))
+                c.digests = self._digests()
                 c.link.end_atomic()
                 self._do(c.gate.committed_durable())
             case Skip():
@@ -152,6 +153,12 @@ class Update:
             rebuilt_bytes=sum(answer.rebuilt_bytes for answer in published),
             published_s=max((answer.end_s for answer in published), default=None),
         )
+
+    def _digests(self) -> dict[Device, str]:
+        """Of the new weights."""
+        if self._published:
+            return {device: answer.digest for device, answer in self._published.items()}
+        return {team.leader: answer.digest for team, answer in self._applied.items()}
 
     def _ask(self, role: Role, make: Callable[[int], object], what: str) -> None:
         teams = self._c.fleet.teams_of(role)

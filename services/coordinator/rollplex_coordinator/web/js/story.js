@@ -45,6 +45,7 @@ export class Story {
   }
 
   onIterationStarted({ step, monotonic_s }) {
+    if (this.starts.at(-1)?.step === step) this.starts.pop(); // it begins again
     this.starts.push({ step, at_s: monotonic_s });
     if (this.starts.length > KEPT) {
       this.starts.splice(0, this.starts.length - KEPT);
@@ -123,6 +124,12 @@ export class Story {
   // The run went on with the old program: what happened to the newcomer is in the notes.
   onSwapRefused({ role }) {
     if (this.died?.role !== role) return;
+    this.died = null;
+    if (this.alarm && !this.alarm.kind) this.alarm = null;
+  }
+
+  // The run goes on: what happened is in the journal, and the services' incarnations show it.
+  onWorkersRestarted() {
     this.died = null;
     if (this.alarm && !this.alarm.kind) this.alarm = null;
   }
