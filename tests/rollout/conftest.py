@@ -80,7 +80,13 @@ class Node:
 
     def unit(self, groups: Sequence[int] = (0, 1, 2, 3), *, step: int = 2, **changes: Any) -> Unit:
         prompts = tuple(self.slots[group] for group in groups)
-        return Unit(step=step, prompts=prompts, sampling=self.sampling(**changes), inputs=self.inputs)
+        return Unit(
+            step=step,
+            prompts=prompts,
+            sampling=self.sampling(**changes),
+            inputs=self.inputs,
+            inputs_fd=self.segments.descriptor(self.inputs_ref),
+        )
 
     def parameter(self, name: str) -> Tensor:
         """The stored tensor itself, as a trainer maps it."""

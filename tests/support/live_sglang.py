@@ -141,7 +141,13 @@ class LiveNode:
     def unit(self, groups: Sequence[int], **changes: Any) -> Unit:
         values = {"seed": 3, "purpose": "train", "group_size": 4, "max_new_tokens": 24, "temperature": 1.0}
         sampling = Sampling(**{**values, **changes})
-        return Unit(step=2, prompts=tuple(self.slots[g] for g in groups), sampling=sampling, inputs=self.inputs)
+        return Unit(
+            step=2,
+            prompts=tuple(self.slots[g] for g in groups),
+            sampling=sampling,
+            inputs=self.inputs,
+            inputs_fd=self.segments.descriptor(self.inputs_ref),
+        )
 
     def parameter(self, name: str) -> Tensor:
         """The stored tensor itself, as a trainer maps it."""

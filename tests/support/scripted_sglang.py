@@ -10,7 +10,7 @@ from typing import Any
 
 from rollplex.errors import EngineError, SegmentError
 from rollplex.protocol.rollout import EngineSpec
-from rollplex_rollout.sglang.requests import Images, Request
+from rollplex_rollout.sglang.requests import Pictures, Request
 from rollplex_rollout.sglang.streams import Chunk
 
 SPEC = EngineSpec(name="sglang", kv_tokens=200, max_running=8, context_tokens=100, prefill_tokens=64)
@@ -52,8 +52,8 @@ class ScriptedSglang:
     def submit(self, work: Coroutine[Any, Any, None]) -> concurrent.futures.Future[None]:
         return asyncio.run_coroutine_threadsafe(work, self.loop)
 
-    async def stream(self, request: Request, images: Images | None) -> AsyncIterator[Chunk]:
-        assert (images is None) == (request.pictures is None)
+    async def stream(self, request: Request, pictures: Pictures | None) -> AsyncIterator[Chunk]:
+        assert (pictures is None) == (request.pictures is None)
         self.story.append(f"send {request.rid[-13:]}")
         async for part in self.script(request):
             yield part
@@ -93,6 +93,7 @@ class ScriptedRemote:
     def __init__(self) -> None:
         self.closed = False
         self.copies = 0
+        self.lent: list[tuple[int, int]] = []
 
     def digest(self) -> str:
         return "d" * 64
@@ -102,6 +103,9 @@ class ScriptedRemote:
 
     def copy(self) -> None:
         self.copies += 1
+
+    def lend_inputs(self, fd: int, size_bytes: int) -> None:
+        self.lent.append((fd, size_bytes))
 
     def close(self) -> None:
         self.closed = True

@@ -48,6 +48,8 @@ class Unit:
     sampling: Sampling
     inputs: Mapping
     """The segment that the slots point into."""
+    inputs_fd: int | None = None
+    """Its descriptor, for an engine with processes of its own that map it; not the engine's to close."""
 
     @property
     def rows(self) -> int:

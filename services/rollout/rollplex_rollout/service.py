@@ -104,6 +104,7 @@ class RolloutService:
             prompts=message.prompts,
             sampling=message.sampling,
             inputs=self._segments.attach(message.inputs),
+            inputs_fd=self._segments.descriptor(message.inputs),
         )
         unit.check()
         needed = ready.engine.kv_bytes(unit)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import re
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -19,7 +20,7 @@ from rollplex.protocol.rollout import EngineSpec
 from rollplex_rollout.engine import FinishedGroup, Setup, Unit, UnitReport
 from rollplex_rollout.sglang import engine as engine_module
 from rollplex_rollout.sglang.engine import SglangEngine, unit_seed
-from rollplex_rollout.sglang.requests import Images, Request, Requests
+from rollplex_rollout.sglang.requests import Request, Requests
 from rollplex_rollout.sglang.starting import require_offsets, require_sizes
 from rollplex_rollout.sglang.streams import Chunk
 from support.scripted_sglang import SPEC, ScriptedRemote, ScriptedSglang, chunk, silent, whole
@@ -111,13 +112,12 @@ def test_nothing_reads_a_units_pictures_when_its_end_is_told(
             raise EngineError("of the first prompt, while the second one's pictures are read")
         yield {}
 
-    def read(_self: Requests, *_: object) -> Images:
+    def read(_self: Requests, *_: object) -> None:
         reading.set()
         ended.wait(0.3)
         ended.set()
-        return []
 
-    monkeypatch.setattr(Requests, "_output", read)
+    monkeypatch.setattr(Requests, "_medium", read)
     bench = make()
     bench.sglang.script = script
     with pytest.raises(EngineError, match="of the first prompt"):
@@ -140,6 +140,28 @@ def test_a_unit_that_cannot_begin_gives_its_memory_back_too(
     with pytest.raises(EngineError, match="not idle"):
         bench.generate()
     assert bench.sglang.story == ["resume", "rollplex_begin", "abort all", "rollplex_rest", "release"]
+
+
+def test_the_units_inputs_are_lent_to_sglangs_process_before_any_request_if_there_are_pictures(
+    make: Callable[..., Bench],
+) -> None:
+    bench = make()
+    unit = bench.node.unit((0, 1), group_size=1)
+    story: list[str] = []
+
+    async def script(request: Request) -> AsyncIterator[Chunk]:
+        story.append(f"lent {len(bench.remote.lent)}")
+        for part in whole(request):
+            yield part
+
+    bench.sglang.script = script
+    bench.generate(unit)
+    assert bench.remote.lent == [(unit.inputs_fd, bench.node.inputs.size_bytes)]
+    assert story == ["lent 1"] * 2
+    bench.generate(bench.node.unit((1,), group_size=1))
+    assert len(bench.remote.lent) == 1, "words alone need none"
+    with pytest.raises(EngineError, match="cannot read a unit's pictures"):
+        bench.generate(dataclasses.replace(unit, inputs_fd=None))
 
 
 def test_between_units_a_gpu_has_its_memory_back(make: Callable[..., Bench]) -> None:

@@ -18,7 +18,7 @@ from rollplex.memory.header import HeaderPage
 from rollplex.memory.predict import pool_kv_bytes
 from rollplex.protocol.common import Memory
 from rollplex_rollout.engine import FinishedGroup, UnitReport
-from rollplex_rollout.sglang.requests import Images, Request
+from rollplex_rollout.sglang.requests import Pictures, Request
 from rollplex_rollout.sglang.starting import start
 from rollplex_rollout.sglang.streams import Chunk
 from support.live_sglang import CONTEXT, KV_TOKENS, VERSION, LiveNode, kernels, listening, processes, unavailable
@@ -105,8 +105,8 @@ def test_a_prompt_is_prefilled_once_for_its_group_with_its_pictures(
     stream: Any = live.engine._runtime.stream
     cached: dict[str, int] = {}
 
-    async def watched(request: Request, images: Images | None) -> AsyncIterator[Chunk]:
-        async for chunk in stream(request, images):
+    async def watched(request: Request, pictures: Pictures | None) -> AsyncIterator[Chunk]:
+        async for chunk in stream(request, pictures):
             cached[request.rid[-13:]] = chunk["meta_info"]["cached_tokens"]
             yield chunk
 
@@ -116,6 +116,15 @@ def test_a_prompt_is_prefilled_once_for_its_group_with_its_pictures(
         tokens = live.node.slots[group].tokens
         assert cached[f"{index:06d}-000000"] == 0, "nothing is left of earlier units"
         assert [cached[f"{index:06d}-00000{sample}"] for sample in (1, 2)] == [tokens - 1] * 2
+
+
+def test_the_schedulers_process_maps_a_units_inputs_as_long_as_it_lasts(live: Live) -> None:
+    name = "memfd:test-inputs"
+    maps = [Path(f"/proc/{pid}/maps") for pid in processes("sglang::scheduler")]
+    found: list[bool] = []
+    live.engine.generate(live.node.unit((PICTURES,)), lambda _: found.extend(name in file.read_text() for file in maps))
+    assert found == [True]
+    assert [name in file.read_text() for file in maps] == [False]
 
 
 def test_log_probabilities_are_divided_by_the_temperature_and_look_past_top_k(live: Live) -> None:

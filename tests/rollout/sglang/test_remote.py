@@ -13,9 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from rollplex.errors import EngineError, SegmentError, StateError, WaitError
+from rollplex.errors import EngineError, ProtocolError, SegmentError, StateError, WaitError
 from rollplex.memory.digest import digest
 from rollplex.memory.header import HeaderPage
+from rollplex.memory.segment import Mapping
 from rollplex.memory.tensors import views
 from rollplex.protocol.common import Kind, Memory, Parallel
 from rollplex_rollout.sglang import wire
@@ -50,6 +51,7 @@ class Pair:
         self.parameters: dict[str, Tensor] = {}
         self.failure: Exception | None = None
         self.taken: Taken | None = None
+        self.lent: list[Mapping] = []
         self._thread = threading.Thread(target=self._scheduler, args=(door.path,), daemon=True)
         self._thread.start()
         self.remote = door.wait(10.0, lambda: None)
@@ -62,7 +64,7 @@ class Pair:
             return
         self.parameters = views(taken.mapping, taken.table)
         offsets = {entry.name: entry.offset for entry in taken.table.entries}
-        WeightsServer(taken, lambda: self.parameters).start()
+        WeightsServer(taken, lambda: self.parameters, self.lent.append).start()
         wire.tell(taken.sock, wire.Mapped(offsets=offsets))
 
     def offer(self, **changes: object) -> dict[str, int]:
@@ -205,6 +207,24 @@ def test_descriptors_do_not_stay_open_in_the_scheduler_process(pair: Pair) -> No
     pair.offer()
     after = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
     assert after <= before + 2, "the fetched descriptor, and the one that Python's mmap makes for itself"
+
+
+def test_a_units_inputs_cross_and_their_descriptor_does_not_stay_open(pair: Pair) -> None:
+    pair.offer()
+    node = pair.node
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    pair.remote.lend_inputs(node.segments.descriptor(node.inputs_ref), node.inputs.size_bytes)
+    (mapping,) = pair.lent
+    node.inputs.write(64, b"new")
+    assert mapping.read(64, 3) == b"new"
+    mapping.close()
+    after = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    assert after <= before + 1, "the fetched descriptor"
+    with pytest.raises(SegmentError, match="another size"):
+        pair.remote.lend_inputs(node.segments.descriptor(node.inputs_ref), node.inputs.size_bytes - 8)
+    with pytest.raises(ProtocolError, match="without their descriptor"):
+        pair.remote.ask(wire.Inputs(size_bytes=8))
+    pair.remote.look()
 
 
 def test_an_offer_must_come_first_and_once(pair: Pair) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,7 +12,7 @@ from msgspec.structs import replace
 from rollplex.errors import EngineError
 from rollplex_rollout.engine import Unit
 from rollplex_rollout.sglang.hooks import PICTURED, prompt_of
-from rollplex_rollout.sglang.requests import Requests, sampling_parameters
+from rollplex_rollout.sglang.requests import Medium, Pictures, Requests, sampling_parameters
 from support.tiny import FILM, IMAGE, PICTURE, PICTURES
 
 if TYPE_CHECKING:
@@ -20,13 +21,13 @@ if TYPE_CHECKING:
 WORDS_GROUP, PICTURE_GROUP, PICTURES_GROUP, FILM_GROUP = 1, 0, 2, 3
 
 
-def requests_of(node: Node, context: int = 64, dtype: str = "float32") -> Requests:
-    return Requests(node.shape, dtype=dtype, context_tokens=context)
+def requests_of(node: Node, context: int = 64) -> Requests:
+    return Requests(node.shape, context_tokens=context)
 
 
-def only(node: Node, group: int, **changes: Any) -> Any:
-    """The processor's output of the first request of a unit of one group."""
-    (made,) = requests_of(node, **changes).make(node.unit((group,)), "t")
+def only(node: Node, group: int) -> Pictures | None:
+    """Those of the first request of a unit of one group."""
+    (made,) = requests_of(node).make(node.unit((group,)), "t")
     return made[0].pictures() if made[0].pictures is not None else None
 
 
@@ -43,36 +44,57 @@ def test_a_request_per_response_with_ids_that_are_no_beginnings_of_each_other(sh
     assert {prompt_of(request.rid) for request in made[1]} == {"u7-000001"}, "a prompt without pictures"
 
 
-def test_pictures_come_as_the_processors_output_with_the_prompts_own_positions(shared_node: Node) -> None:
+def test_pictures_are_told_by_their_places_with_the_prompts_own_positions(shared_node: Node) -> None:
     prompt = shared_node.prompts[PICTURES_GROUP]
-    assert prompt.pixels is not None
-    (output,) = only(shared_node, PICTURES_GROUP)
-    assert output["format"] == "processor_output"
-    assert torch.equal(output["pixel_values"], prompt.pixels)
-    assert output["image_grid_thw"].tolist() == [list(grid) for grid in PICTURES[1]]
-    assert torch.equal(output["mrope_positions"], prompt.positions)
-    assert output["mrope_position_delta"].tolist() == [[prompt.slot.next_position - prompt.slot.tokens]]
-    assert "hash" not in output, "one hash cannot name two pictures"
-    assert "pixel_values_videos" not in output
+    pictures = only(shared_node, PICTURES_GROUP)
+    assert pictures is not None
+    assert torch.equal(pictures.positions, prompt.positions)
+    assert pictures.position_delta == prompt.slot.next_position - prompt.slot.tokens
+    assert [medium.frames for medium in pictures.media] == [(grid,) for grid in PICTURES[1]]
+    for medium, slot in zip(pictures.media, shared_node.slots[PICTURES_GROUP].media, strict=True):
+        assert not medium.video
+        assert (medium.offset, medium.rows) == (slot.offset, slot.rows)
+        run = range(medium.first, medium.last + 1)
+        assert len(run) * 4 == medium.rows
+        assert all(prompt.ids[place] == IMAGE for place in run)
+        assert prompt.ids[medium.first - 1] != IMAGE
+        assert prompt.ids[medium.last + 1] != IMAGE
 
 
-def test_pixels_are_rounded_as_the_tower_rounds_them_and_outlive_the_segment(shared_node: Node) -> None:
-    (output,) = only(shared_node, PICTURE_GROUP, dtype="bfloat16")
-    pixels = shared_node.prompts[PICTURE_GROUP].pixels
-    assert pixels is not None
-    assert torch.equal(output["pixel_values"], pixels.to(torch.bfloat16))
-    (same,) = only(shared_node, PICTURE_GROUP)
-    inside = shared_node.inputs.view(0, 1)
-    assert same["pixel_values"].data_ptr() != torch.frombuffer(inside, dtype=torch.uint8).data_ptr()
-    assert output["hash"] != same["hash"]
-    assert 0 <= output["hash"] < 2**63
+def test_a_picture_is_named_by_its_pixels(node: Node) -> None:
+    (slot,) = node.slots[PICTURE_GROUP].media
+    names = [medium.name for group in (PICTURE_GROUP, PICTURES_GROUP) for medium in media_of(node, group)]
+    assert len(set(names)) == 3
+    assert all(0 <= name < 2**63 for name in names)
+    last = slot.offset + slot.rows * node.shape.row_width * 4 - 4
+    pixel = node.inputs.read(last, 4)
+    node.inputs.write(last, b"\x01\x02\x03\x04")
+    assert media_of(node, PICTURE_GROUP)[0].name != names[0]
+    node.inputs.write(last, pixel)
+    assert media_of(node, PICTURE_GROUP)[0].name == names[0]
+
+
+def media_of(node: Node, group: int) -> tuple[Medium, ...]:
+    pictures = only(node, group)
+    assert pictures is not None
+    return pictures.media
 
 
 def test_a_video_is_told_from_an_image_by_its_placeholders(shared_node: Node) -> None:
-    (output,) = only(shared_node, FILM_GROUP)
+    (medium,) = media_of(shared_node, FILM_GROUP)
     ((frames, height, width),) = FILM[1]
-    assert output["video_grid_thw"].tolist() == [[1, height, width]] * frames, "SGLang must not mix a video's frames"
-    assert "pixel_values" not in output
+    assert medium.video
+    assert medium.frames == ((1, height, width),) * frames, "SGLang must not mix a video's frames"
+
+
+def test_nothing_holds_the_segment_after_pictures_are_read(node: Node) -> None:
+    other = node.segments.map_again(node.inputs_ref)
+    unit = dataclasses.replace(node.unit((PICTURES_GROUP,)), inputs=other)
+    (made,) = requests_of(node).make(unit, "t")
+    assert made[0].pictures is not None
+    kept = made[0].pictures()
+    other.close()
+    assert kept.media[0].rows == 4
 
 
 def test_words_have_no_media(shared_node: Node) -> None:

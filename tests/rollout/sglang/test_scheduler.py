@@ -9,8 +9,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rollplex_rollout.sglang.hooks import BUSY
+from rollplex_rollout.sglang.hooks import BUSY, PLACE
+from rollplex_rollout.sglang.pixels import Place
 from rollplex_rollout.sglang.scheduler import agreed, begin, with_pictures
+from rollplex_rollout.sglang.tower import PIXELS
 
 
 def scheduler(*, idle: bool) -> Any:
@@ -76,17 +78,20 @@ def test_a_call_that_fails_on_one_rank_fails_on_all(
     call(made, seed=4)
 
 
-class Picture:
-    """As SGLang's MultimodalDataItem: lets go of its numbers once they have been used."""
+class Expected:
+    """In place of the scheduler process's pixels."""
 
     def __init__(self) -> None:
-        self.feature: Any = torch.arange(3)
-        self.pad_value: int | None = None
-        self.hashed = 0
+        self.places: list[Place] = []
 
-    def set_pad_value(self) -> None:
-        self.hashed += self.pad_value is None
-        self.pad_value = 7
+    def expect(self, place: Place) -> None:
+        self.places.append(place)
+
+
+def pictured() -> Any:
+    """A scheduler whose model takes pictures."""
+    model = SimpleNamespace(**{PIXELS: Expected()})
+    return SimpleNamespace(tp_worker=SimpleNamespace(model_runner=SimpleNamespace(model=model)))
 
 
 def arrive(made: Any, rid: str, pictures: Any = None) -> Any:
@@ -99,20 +104,23 @@ def arrive(made: Any, rid: str, pictures: Any = None) -> Any:
 
 
 def test_the_pictures_of_a_prompts_first_request_are_those_of_the_others_too() -> None:
-    made, picture = SimpleNamespace(), Picture()
-    first = arrive(made, "u1p-000004-000000", SimpleNamespace(mm_items=[picture], mrope_positions="positions"))
-    numbers = picture.feature
-    first.mm_items[0].feature = None  # used
+    made = pictured()
+    items = [SimpleNamespace(offsets=[(1, 2)], model_specific_data={PLACE: place}) for place in ((64, 8), (128, 4))]
+    first = arrive(made, "u1p-000004-000000", SimpleNamespace(mm_items=items, mrope_positions="positions"))
+    first.mm_items[0].offsets = []
+    first.mm_items.pop()
     for sample in (1, 2):
         given = arrive(made, f"u1p-000004-00000{sample}")
         assert given.mrope_positions == "positions"
-        assert given.mm_items[0].feature is numbers
-        assert (given.mm_items[0].pad_value, picture.hashed) == (7, 1)
-        given.mm_items[0].feature = None
+        assert [item.offsets for item in given.mm_items] == [[(1, 2)]] * 2
+        assert given.mm_items[0].model_specific_data[PLACE] == (64, 8)
+        given.mm_items[0].offsets = []
+    expected = getattr(made.tp_worker.model_runner.model, PIXELS).places
+    assert expected == [Place(64, 8), Place(128, 4)], "once, in the order in which the tower will want them"
 
 
 def test_a_prompt_without_pictures_gets_none_and_one_whose_pictures_are_missing_is_refused() -> None:
-    made = SimpleNamespace()
+    made = pictured()
     assert arrive(made, "u1-000004-000001") is None
     with pytest.raises(RuntimeError, match="u1p-000005-000001 came before the one that brings its pictures"):
         arrive(made, "u1p-000005-000001")

@@ -9,8 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+import torch
 
-from rollplex_rollout.sglang.requests import Images, Request
+from rollplex_rollout.sglang.requests import Pictures, Request
 from rollplex_rollout.sglang.streams import Done, Finished, Inbox, Prefilled, Streams
 
 
@@ -25,7 +26,7 @@ LENGTH = {"type": "length"}
 class Fake:
     """What is used of a request."""
 
-    def __init__(self, rid: str, limit: int, pictures: Callable[[], Images] | None = None) -> None:
+    def __init__(self, rid: str, limit: int, pictures: Callable[[], Pictures] | None = None) -> None:
         self.rid, self.limit, self.pictures = rid, limit, pictures
 
 
@@ -46,18 +47,19 @@ def test_a_prompts_pictures_are_read_while_those_before_it_are_worked_on(reader:
     """By order, not by time: the second prompt's are read only after the first one was sent, which is sent first."""
     sent = [threading.Event() for _ in range(3)]
     read: list[int] = []
+    of_group = [Pictures(media=(), positions=torch.empty(0), position_delta=group) for group in range(3)]
 
-    def pictures(group: int) -> Callable[[], Images]:
-        def make() -> Images:
+    def pictures(group: int) -> Callable[[], Pictures]:
+        def make() -> Pictures:
             assert group == 0 or sent[group - 1].wait(10.0), "the prompt before was not sent meanwhile"
             read.append(group)
-            return [{"of": group}]
+            return of_group[group]
 
         return make
 
-    async def stream(request: Request, images: Images | None) -> AsyncIterator[dict[str, Any]]:
+    async def stream(request: Request, pictures: Pictures | None) -> AsyncIterator[dict[str, Any]]:
         group, sample = map(int, request.rid.split("-"))
-        assert images == ([{"of": group}] if sample == 0 else None), "pictures go with the first response"
+        assert pictures is (of_group[group] if sample == 0 else None), "pictures go with the first response"
         sent[group].set()
         await asyncio.sleep(0)
         yield {"output_ids": [1], "meta_info": {"output_token_logprobs": [(-1.0, 1)], "finish_reason": LENGTH}}
@@ -75,11 +77,11 @@ def test_a_prompts_pictures_are_read_while_those_before_it_are_worked_on(reader:
 
 
 def test_pictures_that_cannot_be_read_end_the_unit(reader: ThreadPoolExecutor) -> None:
-    async def stream(request: Request, _images: Images | None) -> AsyncIterator[dict[str, Any]]:
+    async def stream(request: Request, _pictures: Pictures | None) -> AsyncIterator[dict[str, Any]]:
         assert not request.rid, "nothing may be sent"
         yield {}
 
-    def broken() -> Images:
+    def broken() -> Pictures:
         raise OSError("gone")
 
     made: list[Any] = [[Fake("0-0", 1, broken)]]
@@ -94,7 +96,7 @@ def test_a_unit_is_prefilled_once_as_soon_as_the_last_prompt_has_its_first_token
     story: list[str] = []
     inbox = Inbox()
 
-    async def stream(request: Request, _images: Images | None) -> AsyncIterator[dict[str, Any]]:
+    async def stream(request: Request, _pictures: Pictures | None) -> AsyncIterator[dict[str, Any]]:
         group = int(request.rid[0])
         for number in range(2):
             await asyncio.sleep(0.01 + 0.03 * group)

@@ -9,7 +9,7 @@ generator in the scheduler process, seeded per unit.
 
     between units   no request runs, no keys and values, no encoded pictures are kept; on a GPU the pool's memory is
                     given back
-    a unit          take the pool ▸ seed ▸ send, announce ▸ rest ▸ give the pool back
+    a unit          lend the inputs ▸ take the pool ▸ seed ▸ send, announce ▸ rest ▸ give the pool back
 
 Of an engine of several ranks this is rank 0, which leads: SGLang passes its calls and requests on to the others' own
 scheduler processes, and what comes of them is passed on to `following` by a line (`ranks`).
@@ -33,7 +33,7 @@ from rollplex_rollout.philox import draw_key
 from rollplex_rollout.sglang import ranks
 from rollplex_rollout.sglang.hooks import BEGIN, REST, TOGETHER
 from rollplex_rollout.sglang.rank import Rank, Remote
-from rollplex_rollout.sglang.requests import Images, Request, Requests
+from rollplex_rollout.sglang.requests import Pictures, Request, Requests
 from rollplex_rollout.sglang.streams import Chunk, Done, Finished, Inbox, Prefilled, Streams
 
 STALL_S: Final = 240.0
@@ -53,7 +53,7 @@ class Runtime(Protocol):
 
     def submit(self, work: Coroutine[Any, Any, None]) -> concurrent.futures.Future[None]: ...
 
-    def stream(self, request: Request, images: Images | None) -> AsyncIterator[Chunk]: ...
+    def stream(self, request: Request, pictures: Pictures | None) -> AsyncIterator[Chunk]: ...
 
     def abort_all(self) -> None: ...
 
@@ -81,7 +81,7 @@ class SglangEngine(Rank):
         super().__init__(setup, remote, actor)
         self._runtime = runtime
         self._line = line or ranks.Alone()
-        self._requests = Requests(setup.shape, dtype=setup.spec.dtype, context_tokens=self.room)
+        self._requests = Requests(setup.shape, context_tokens=self.room)
         self._units = 0
         self._rest()
         self._line.tell(ranks.Up())
@@ -101,6 +101,7 @@ class SglangEngine(Rank):
         self._line.tell(ranks.begun(unit))
         inbox = Inbox()
         try:
+            self.lend_inputs(unit)
             if self._on_gpu:
                 self._runtime.resume_kv()
             self._runtime.rpc(BEGIN, seed=unit_seed(unit))

@@ -48,6 +48,7 @@ class FollowingEngine(Rank):
             self._runtime.require_alive()
             start_s, kv_bytes = time.monotonic(), self.kv_bytes(unit)
             self._begin(unit)
+            self.lend_inputs(unit)
             while True:
                 for said in self._line.hear():
                     match said:

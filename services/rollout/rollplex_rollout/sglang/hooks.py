@@ -8,9 +8,10 @@ BEGIN: Final = "rollplex_begin"
 REST: Final = "rollplex_rest"
 TOGETHER: Final = "rollplex_together"
 PICTURED: Final = "p"
-"""Ends the part of a request's id that names its unit, if its prompt has pictures. The first request of a prompt
-brings them; SGLang's tokenizer process would send them anew for every response (tens of MB each), so the others come
-without, and the scheduler process gives them the first one's."""
+"""Ends the part of a request's id that names its unit, if its prompt has pictures. The first request of a prompt tells
+of them; the others come without, and the scheduler process gives them the first one's."""
+PLACE: Final = "rollplex_place"
+"""Of a picture on its way through SGLang: where its pixels lie in the inputs segment (`pixels.Place`)."""
 
 
 def prompt_of(rid: str) -> str:

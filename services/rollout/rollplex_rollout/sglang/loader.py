@@ -19,9 +19,11 @@ from sglang.srt.model_loader.loader import BaseModelLoader, _initialize_model
 from sglang.srt.model_loader.utils import set_default_torch_dtype
 
 from rollplex.errors import EngineError, ModelError, RollplexError
+from rollplex.memory.tensors import DTYPES
 from rollplex.protocol.common import Memory
-from rollplex_rollout.sglang import wire
+from rollplex_rollout.sglang import tower, wire
 from rollplex_rollout.sglang.aliasing import alias, copy, named, never_sample
+from rollplex_rollout.sglang.pixels import Pixels
 from rollplex_rollout.sglang.serving import Taken, WeightsServer, take
 from rollplex_rollout.sglang.shares import limit_decoding
 
@@ -44,11 +46,12 @@ class MappedLoader(BaseModelLoader):  # type: ignore[misc]
             if taken.offer.memory is Memory.CUDA:
                 limit_decoding(taken.offer.decode_share, taken.offer.run_dir)
             model, offsets = self._build(taken, model_config, torch.device(device_config.device))
+            pixels = pixels_of(taken, model)
         except RollplexError as error:
             taken.refuse(error)
             raise
         wire.tell(taken.sock, wire.Mapped(offsets=offsets))
-        WeightsServer(taken, lambda: named(model)).start()
+        WeightsServer(taken, lambda: named(model), pixels.open).start()
         return model
 
     def _build(self, taken: Taken, model_config: Any, device: torch.device) -> tuple[torch.nn.Module, dict[str, int]]:
@@ -64,6 +67,20 @@ class MappedLoader(BaseModelLoader):  # type: ignore[misc]
             gather_plainly(logits)
         never_sample(logits, offer.never_sampled, taken.shape.vocab, where)
         return model.eval(), offsets
+
+
+def pixels_of(taken: Taken, model: Any) -> Pixels:
+    """Where the model takes its pictures from from here on.
+
+    Raises:
+        EngineError: SGLang's model is not built as that of 0.5.17 is.
+    """
+    pixels = Pixels(
+        row_width=taken.shape.row_width, dtype=DTYPES[taken.offer.dtype], device=next(model.parameters()).device
+    )
+    tower.lend(model, pixels)
+    tower.keep_tables(model.visual)
+    return pixels
 
 
 def gather_plainly(logits_processor: Any) -> None:

@@ -22,6 +22,8 @@ class Remote(Protocol):
 
     def copy(self) -> None: ...
 
+    def lend_inputs(self, fd: int, size_bytes: int) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -71,6 +73,22 @@ class Rank:
     def room(self) -> int:
         """Tokens of the longest request that SGLang takes without shortening it."""
         return min(self._setup.engine.context_tokens, self._setup.engine.kv_tokens - SPARE_TOKENS)
+
+    def lend_inputs(self, unit: Unit) -> None:
+        """Let the scheduler process read a unit's pictures, until it rests.
+
+        Raises:
+            EngineError: the unit has pictures and no descriptor of its inputs.
+        """
+        if not any(slot.media for slot in unit.prompts):
+            return
+        if unit.inputs_fd is None:
+            raise EngineError(
+                "SGLang's own process cannot read a unit's pictures",
+                got="no descriptor of the inputs segment",
+                where=f"step {unit.step}",
+            )
+        self._remote.lend_inputs(unit.inputs_fd, unit.inputs.size_bytes)
 
     def renew(self) -> None:
         """Copy the weights anew, where the engine has some of its own."""

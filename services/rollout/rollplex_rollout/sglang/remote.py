@@ -109,14 +109,16 @@ class RemoteWeights:
             case _:
                 raise _unexpected(answer)
 
-    def ask(self, message: wire.ToScheduler, deadline_s: float = ANSWER_DEADLINE_S) -> wire.FromScheduler:
+    def ask(
+        self, message: wire.ToScheduler, deadline_s: float = ANSWER_DEADLINE_S, fds: tuple[int, ...] = ()
+    ) -> wire.FromScheduler:
         """One question and its answer.
 
         Raises:
             As `offer`.
         """
         with _ended():
-            wire.tell(self._sock, message)
+            wire.tell(self._sock, message, fds)
             answer = wire.hear_scheduler(self._sock, deadline_s)
         if isinstance(answer, wire.Trouble):
             raise _unexpected(answer)
@@ -138,8 +140,12 @@ class RemoteWeights:
         """Renew the copies of an engine with weights of its own. Raises as `ask`."""
         self._agree(wire.Copy())
 
-    def _agree(self, message: wire.ToScheduler) -> None:
-        answer = self.ask(message, COPY_DEADLINE_S)
+    def lend_inputs(self, fd: int, size_bytes: int) -> None:
+        """Hand over the segment with a unit's pictures; given back when the scheduler rests. Raises as `ask`."""
+        self._agree(wire.Inputs(size_bytes=size_bytes), (fd,))
+
+    def _agree(self, message: wire.ToScheduler, fds: tuple[int, ...] = ()) -> None:
+        answer = self.ask(message, COPY_DEADLINE_S, fds)
         if not isinstance(answer, wire.Fine):
             raise _unexpected(answer)
 

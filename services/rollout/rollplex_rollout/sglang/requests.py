@@ -4,9 +4,10 @@ Owns: reading prompts out of the inputs segment, and every check that SGLang wou
 without their pictures make a request that never ends). Does not know SGLang's classes, only the values that its
 `async_generate` takes.
 
-Ids come with one placeholder per merged patch, pictures as the processor's output: SGLang tokenizes nothing and
-processes no image. Positions are ours too, so that a video's are those of the trainer. What must be checked is, for all
-prompts of a unit, before any is sent; pixels are read when a prompt's turn comes, tens of megabytes each.
+Ids come with one placeholder per merged patch: SGLang tokenizes nothing and processes no image. Positions are ours too,
+so that a video's are those of the trainer. What must be checked is, for all prompts of a unit, before any is sent.
+Pixels stay in the segment, from which the scheduler process takes them (`pixels`); here they are read once, for a name,
+when a prompt's turn comes: tens of megabytes each.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ from torch import Tensor
 from rollplex.errors import EngineError
 from rollplex.layout.shape import ModelShape
 from rollplex.memory.segment import Mapping
-from rollplex.memory.tensors import DTYPES, tensor
+from rollplex.memory.tensors import tensor
 from rollplex.protocol.common import MediaSlot, PromptSlot
 from rollplex.protocol.rollout import Sampling
 from rollplex_rollout.engine import Unit
@@ -32,8 +33,35 @@ FIRST_CHUNK_THEN_EVERY = 32
 """Tokens between two chunks of a stream; the first token comes alone. Each chunk costs the rollout process a wake-up,
 and nobody waits for a token."""
 
-Images: TypeAlias = list[dict[str, Any]]
-"""One processor's output for all media of a prompt, as SGLang takes it."""
+
+@dataclass(frozen=True, kw_only=True)
+class Medium:
+    """One image or video of a prompt."""
+
+    video: bool
+    offset: int
+    """Of its pixels in the inputs segment."""
+    rows: int
+    frames: tuple[tuple[int, int, int], ...]
+    """Grids, as the tower takes them."""
+    first: int
+    """Of its placeholders among the prompt's ids."""
+    last: int
+    name: int
+    """63 bits by which SGLang tells one picture from another: of the pixels, so that prompts which begin with the same
+    picture share its keys and values."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pictures:
+    """All of a prompt."""
+
+    media: tuple[Medium, ...]
+    """In the order of their placeholders."""
+    positions: Tensor
+    """int64 [3, tokens]."""
+    position_delta: int
+    """Of the response: the position of a token less its index."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,9 +71,9 @@ class Request:
     rid: str
     """None is the beginning of another: SGLang aborts by beginnings."""
     input_ids: list[int]
-    pictures: Callable[[], Images] | None
-    """Reads the prompt's media out of the inputs segment, which must still be mapped; slow, for a thread beside. None:
-    it has none, or an earlier request of the prompt brings them (`hooks.PICTURED`)."""
+    pictures: Callable[[], Pictures] | None
+    """Reads the prompt's media in the inputs segment, which must still be mapped; slow, for a thread beside. None: it
+    has none, or an earlier request of the prompt tells of them (`hooks.PICTURED`)."""
     sampling: dict[str, Any]
     limit: int
     """Tokens of the response, at most; exactly, if the unit forces lengths."""
@@ -54,10 +82,9 @@ class Request:
 class Requests:
     """Makes the requests of units for one model."""
 
-    def __init__(self, shape: ModelShape, *, dtype: str, context_tokens: int) -> None:
+    def __init__(self, shape: ModelShape, *, context_tokens: int) -> None:
         """context_tokens: of the longest prompt with its response that the engine takes."""
         self._shape = shape
-        self._dtype = DTYPES[dtype]
         self._context_tokens = context_tokens
 
     def make(self, unit: Unit, tag: str) -> list[list[Request]]:
@@ -110,42 +137,27 @@ class Requests:
 
     def _media(
         self, inputs: Mapping, slot: PromptSlot, ids: list[int], positions: Tensor, where: str
-    ) -> Callable[[], Images] | None:
+    ) -> Callable[[], Pictures] | None:
         if not slot.media:
             self._check_text(slot, ids, positions, where)
             return None
-        images, videos = self._by_kind(slot, ids, where)
-        return lambda: self._output(inputs, slot, positions, images, videos)
+        runs = self._runs(slot, ids, where)
+        return lambda: Pictures(
+            media=tuple(self._medium(inputs, medium, run) for medium, run in zip(slot.media, runs, strict=True)),
+            positions=positions,
+            position_delta=slot.next_position - slot.tokens,
+        )
 
-    def _output(
-        self,
-        inputs: Mapping,
-        slot: PromptSlot,
-        positions: Tensor,
-        images: Sequence[MediaSlot],
-        videos: Sequence[MediaSlot],
-    ) -> Images:
-        output: dict[str, Any] = {
-            "format": "processor_output",
-            "mrope_positions": positions,
-            "mrope_position_delta": torch.tensor([[slot.next_position - slot.tokens]]),
-        }
-        for slots, pixels, grid in (
-            (images, "pixel_values", "image_grid_thw"),
-            (videos, "pixel_values_videos", "video_grid_thw"),
-        ):
-            if slots:
-                read = [self._pixels(inputs, medium) for medium in slots]
-                output[pixels] = read[0] if len(read) == 1 else torch.cat(read)
-                output[grid] = torch.tensor([frame for medium in slots for frame in _frames(medium)])
-        if len(slot.media) == 1:
-            output["hash"] = _picture_hash(output.get("pixel_values", output.get("pixel_values_videos")))
-        return [output]
-
-    def _pixels(self, inputs: Mapping, medium: MediaSlot) -> Tensor:
-        """[rows, row_width] in the model's dtype, which the tower would round them to: half the bytes to send."""
-        rows = tensor(inputs, medium.offset, (medium.rows, self._shape.row_width), torch.float32)
-        return rows.to(self._dtype, copy=True)
+    def _medium(self, inputs: Mapping, medium: MediaSlot, run: _Run) -> Medium:
+        return Medium(
+            video=run.mark == self._shape.video_id,
+            offset=medium.offset,
+            rows=medium.rows,
+            frames=_frames(medium),
+            first=run.first,
+            last=run.first + run.length - 1,
+            name=_name(inputs.view(medium.offset, medium.rows * self._shape.row_width * torch.float32.itemsize)),
+        )
 
     def _check_text(self, slot: PromptSlot, ids: list[int], positions: Tensor, where: str) -> None:
         marks = {self._shape.image_id, self._shape.video_id} & set(ids)
@@ -159,24 +171,19 @@ class Requests:
                 where=where,
             )
 
-    def _by_kind(self, slot: PromptSlot, ids: list[int], where: str) -> tuple[list[MediaSlot], list[MediaSlot]]:
-        """The prompt's images and videos, told apart by their placeholders; each must have a run of its own."""
+    def _runs(self, slot: PromptSlot, ids: list[int], where: str) -> list[_Run]:
+        """The placeholders of each medium, which tell images from videos; each must have a run of its own."""
         runs = _runs(ids, (self._shape.image_id, self._shape.video_id))
         per_token = self._shape.vision.merge**2
         expected = [medium.rows // per_token for medium in slot.media]
-        if [length for _, length in runs] != expected:
+        if [run.length for run in runs] != expected:
             raise EngineError(
                 "A prompt's placeholders are not those of its media",
-                got=f"runs of {[length for _, length in runs]}",
+                got=f"runs of {[run.length for run in runs]}",
                 needed=f"runs of {expected}",
                 where=where,
             )
-        kinds = [kind for kind, _ in runs]
-        pairs = list(zip(kinds, slot.media, strict=True))
-        return (
-            [medium for kind, medium in pairs if kind == self._shape.image_id],
-            [medium for kind, medium in pairs if kind == self._shape.video_id],
-        )
+        return runs
 
 
 def sampling_parameters(sampling: Sampling, limit: int) -> dict[str, Any]:
@@ -195,28 +202,35 @@ def sampling_parameters(sampling: Sampling, limit: int) -> dict[str, Any]:
     }
 
 
-def _frames(medium: MediaSlot) -> list[tuple[int, int, int]]:
+def _frames(medium: MediaSlot) -> tuple[tuple[int, int, int], ...]:
     """One (1, height, width) per frame. The towers of both architectures attend within frames, but SGLang 0.5.17's
     Qwen2.5-VL takes a video's frames together in its blocks without windows; frame by frame it is the same tower."""
-    return [(1, medium.height, medium.width)] * medium.frames
+    return ((1, medium.height, medium.width),) * medium.frames
 
 
-def _runs(ids: Sequence[int], marks: tuple[int, ...]) -> list[tuple[int, int]]:
-    """(mark, length) of each unbroken run of a mark."""
-    runs: list[tuple[int, int]] = []
+@dataclass(kw_only=True)
+class _Run:
+    """An unbroken run of a placeholder among a prompt's ids."""
+
+    mark: int
+    first: int
+    length: int
+
+
+def _runs(ids: Sequence[int], marks: tuple[int, ...]) -> list[_Run]:
+    runs: list[_Run] = []
     last: int | None = None
-    for token in ids:
+    for index, token in enumerate(ids):
         if token not in marks:
             last = None
         elif token == last:
-            runs[-1] = (token, runs[-1][1] + 1)
+            runs[-1].length += 1
         else:
-            runs.append((token, 1))
+            runs.append(_Run(mark=token, first=index, length=1))
             last = token
     return runs
 
 
-def _picture_hash(pixels: Any) -> int:
-    """What SGLang tells one picture from another by, made once a prompt instead of once a response: 63 bits."""
-    content = pixels.contiguous().view(torch.uint8).numpy()
-    return int.from_bytes(sha256(content).digest()[:8], "big") >> 1  # processors have instructions for this one
+def _name(pixels: memoryview) -> int:
+    with pixels:
+        return int.from_bytes(sha256(pixels).digest()[:8], "big") >> 1  # processors have instructions for this one

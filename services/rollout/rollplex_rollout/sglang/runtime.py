@@ -38,10 +38,11 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from rollplex.errors import EngineError
+from rollplex.layout.shape import ModelShape
 from rollplex_rollout.sglang import wire
 from rollplex_rollout.sglang.hooks import BUSY
 from rollplex_rollout.sglang.remote import Door, RemoteWeights
-from rollplex_rollout.sglang.requests import Images, Request
+from rollplex_rollout.sglang.requests import Pictures, Request
 from rollplex_rollout.sglang.streams import Chunk
 
 START_DEADLINE_S: Final = 600.0
@@ -103,6 +104,13 @@ class SglangRuntime:
         self._wait(self._up.is_set, START_DEADLINE_S, "SGLang's engine to be ready")
         return remote, taken
 
+    def leave_pixels(self, shape: ModelShape) -> None:
+        """Before the first request: SGLang is told where pictures lie, and is not given their pixels."""
+        from rollplex_rollout.sglang.pictures import PictureProcessor  # noqa: PLC0415 - imports SGLang
+
+        if self._engine.tokenizer_manager is not None:
+            self._engine.tokenizer_manager.mm_processor = PictureProcessor(shape)
+
     def require_alive(self) -> None:
         """Raise EngineError if SGLang or one of its processes has ended."""
         reason = self.trouble()
@@ -126,17 +134,16 @@ class SglangRuntime:
         """Run a coroutine in SGLang's event loop."""
         return asyncio.run_coroutine_threadsafe(work, self._engine.loop)
 
-    async def stream(self, request: Request, images: Images | None) -> AsyncIterator[Chunk]:
+    async def stream(self, request: Request, pictures: Pictures | None) -> AsyncIterator[Chunk]:
         """The chunks of one request with these pictures. In SGLang's event loop."""
         chunks = await self._engine.async_generate(
             input_ids=request.input_ids,
-            image_data=images,
+            image_data=None if pictures is None else [pictures],
             sampling_params=request.sampling,
             return_logprob=True,
             stream=True,
             rid=request.rid,
         )
-        del images  # SGLang has them
         async for chunk in chunks:
             yield chunk
 

@@ -18,7 +18,9 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from rollplex_rollout.sglang.hooks import BEGIN, BUSY, REST, TOGETHER, has_pictures, prompt_of
+from rollplex_rollout.sglang.hooks import BEGIN, BUSY, PLACE, REST, TOGETHER, has_pictures, prompt_of
+from rollplex_rollout.sglang.pixels import Pixels, Place
+from rollplex_rollout.sglang.tower import PIXELS
 
 LOADER: Final = "sglang.srt.model_loader.loader.get_model_loader"
 ARRIVAL: Final = "sglang.srt.managers.scheduler.Scheduler.handle_generate_request"
@@ -50,8 +52,8 @@ def mapped_loader(_original: Callable[..., Any], load_config: Any, model_config:
 
 
 def with_pictures(original: Callable[..., Any], self: Any, request: Any) -> Any:
-    """A prompt's pictures are sent with its first request only; here the others get them back, hashed once, so that
-    all are the same prompt to the radix tree, and one that has lost its place there can be read again.
+    """A prompt's first request tells of its pictures; here the others are told, too, so that all are the same prompt to
+    the radix tree, and one that has lost its place there can be read again. The tower will want their pixels.
 
     Args:
         original: SGLang's own.
@@ -62,9 +64,9 @@ def with_pictures(original: Callable[..., Any], self: Any, request: Any) -> Any:
         prompt = prompt_of(request.rid)
         kept: dict[str, Any] = self.__dict__.setdefault(_PICTURES, {})
         if request.mm_inputs is not None:
-            for item in request.mm_inputs.mm_items:
-                item.set_pad_value()
             kept[prompt] = _copied(request.mm_inputs)
+            for item in request.mm_inputs.mm_items:
+                _pixels(self).expect(Place(*item.model_specific_data[PLACE]))
         elif prompt not in kept:
             raise RuntimeError(f"request {request.rid} came before the one that brings its pictures")
         else:
@@ -73,10 +75,15 @@ def with_pictures(original: Callable[..., Any], self: Any, request: Any) -> Any:
 
 
 def _copied(pictures: Any) -> Any:
-    """The same tensors under objects of their own: SGLang lets go of a tensor once a request has used it."""
+    """The same tensors under objects of their own: SGLang writes into them."""
     own = copy.copy(pictures)
     own.mm_items = [copy.copy(item) for item in pictures.mm_items]
     return own
+
+
+def _pixels(scheduler: Any) -> Pixels:
+    found: Pixels = getattr(scheduler.tp_worker.model_runner.model, PIXELS)
+    return found
 
 
 def agreed(call: Callable[..., None]) -> Callable[..., None]:
@@ -140,7 +147,7 @@ def together(self: Any) -> None:
 @agreed
 def rest(self: Any) -> None:
     """Nothing of this engine runs on the GPU, and nothing that depends on the weights is kept: neither keys and values
-    nor encoded pictures.
+    nor encoded pictures. The unit's inputs are let go.
 
     Args:
         self: the Scheduler.
@@ -153,6 +160,7 @@ def rest(self: Any) -> None:
     if not self.flush_cache():
         raise RuntimeError("SGLang did not empty its cache of keys and values")
     self.__dict__.pop(_PICTURES, None)
+    _pixels(self).close()
     if mm_utils.embedding_cache is not None:
         mm_utils.embedding_cache.clear()
     if torch.cuda.is_available():

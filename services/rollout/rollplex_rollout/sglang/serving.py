@@ -98,11 +98,14 @@ def _taken(sock: socket.socket, offer: wire.ToScheduler, fds: tuple[int, ...]) -
 class WeightsServer(threading.Thread):
     """Answers about the weights until the rollout process ends."""
 
-    def __init__(self, taken: Taken, parameters: Callable[[], dict[str, Tensor]]) -> None:
-        """parameters: SGLang's, as they are at the moment of the call."""
+    def __init__(
+        self, taken: Taken, parameters: Callable[[], dict[str, Tensor]], lend: Callable[[Mapping], None]
+    ) -> None:
+        """parameters: SGLang's, as they are at the moment of the call. lend: takes a unit's inputs."""
         super().__init__(name="rollplex-weights", daemon=True)
         self._taken = taken
         self._parameters = parameters
+        self._lend = lend
         self._reader: Callable[[int, int], bytes] = taken.mapping.read
 
     def run(self) -> None:
@@ -120,10 +123,13 @@ class WeightsServer(threading.Thread):
                 message, fds = wire.hear_rollout(self._taken.sock, OFFER_DEADLINE_S)
             except EOFError:
                 return  # the rollout process has ended, and this one ends with it
-            assert not fds, "the only descriptor comes with the offer"
-            wire.tell(self._taken.sock, self._answer(message))
+            try:
+                wire.tell(self._taken.sock, self._answer(message, fds))
+            finally:
+                for fd in fds:  # a mapping keeps the memory
+                    os.close(fd)
 
-    def _answer(self, message: wire.ToScheduler) -> wire.FromScheduler:
+    def _answer(self, message: wire.ToScheduler, fds: tuple[int, ...]) -> wire.FromScheduler:
         mapping = self._taken.mapping
         try:
             match message:
@@ -137,6 +143,8 @@ class WeightsServer(threading.Thread):
                     self._look()
                 case wire.Copy():
                     renew(self._parameters(), mapping, self._taken.places)
+                case wire.Inputs(size_bytes=size_bytes):
+                    self._lend(backend(Memory.HOST).map(_only(fds), size_bytes))
                 case wire.Offer():
                     raise ProtocolError("The weights were offered twice")
         except RollplexError as error:
@@ -163,6 +171,12 @@ class WeightsServer(threading.Thread):
         if self._taken.offer.memory is Memory.HOST:
             return self._taken.mapping.load_word(offset)
         return int.from_bytes(self._reader(offset, 8), "little")
+
+
+def _only(fds: tuple[int, ...]) -> int:
+    if len(fds) != 1:
+        raise ProtocolError("A unit's inputs came without their descriptor", got=f"{len(fds)}", needed="1")
+    return fds[0]
 
 
 class _SideReader:

@@ -89,6 +89,7 @@ def _up(setup: Setup, arguments: dict[str, Any], runtime: SglangRuntime) -> tupl
     )
     require_offsets(setup, offsets)
     require_sizes(setup, runtime.info())
+    runtime.leave_pixels(setup.shape)
     ref = setup.weights.ref
     return remote, RemoteMapping(remote, ref.size_bytes, ref.memory)
 

@@ -25,11 +25,11 @@ import numpy as np
 
 from rollplex.errors import EngineError
 from rollplex_rollout.engine import FinishedGroup
-from rollplex_rollout.sglang.requests import Images, Request
+from rollplex_rollout.sglang.requests import Pictures, Request
 
 Chunk: TypeAlias = dict[str, Any]
 """As SGLang's `async_generate(stream=True)` gives it: new ids, and their log-probabilities in meta_info."""
-Stream: TypeAlias = Callable[[Request, Images | None], AsyncIterator[Chunk]]
+Stream: TypeAlias = Callable[[Request, Pictures | None], AsyncIterator[Chunk]]
 
 log = logging.getLogger("rollplex.rollout.sglang")
 
@@ -152,12 +152,10 @@ class Streams:
 
     async def _sample(self, request: Request, started: asyncio.Event | None = None) -> _Response:
         response = _Response()
-        images = await self._images(request) if started else None
+        pictures = await self._pictures(request) if started else None
         self._inbox.open.add(request.rid)
         reason: Any = None
-        chunks = self._stream(request, images)
-        del images  # tens of megabytes, which are SGLang's now
-        async for chunk in chunks:
+        async for chunk in self._stream(request, pictures):
             reason = self._take(request, response, chunk)
             if started is not None:
                 started.set()
@@ -165,7 +163,7 @@ class Streams:
         self._inbox.open.discard(request.rid)
         return response
 
-    async def _images(self, request: Request) -> Images | None:
+    async def _pictures(self, request: Request) -> Pictures | None:
         """Of a prompt's first request. Those without pictures wait their turn too."""
         return await asyncio.get_running_loop().run_in_executor(self._reader, request.pictures or _none)
 

@@ -8,6 +8,7 @@ neither SGLang nor torch.
     ◄──────────── Offer, with the segment's descriptor
     Mapped or Trouble ────────────────────► the engine is used only after Mapped
     ◄──────────── ReadBytes, LoadWord, Digest, Look, Copy      one at a time, for as long as both live
+    ◄──────────── Inputs, with the descriptor of a unit's      before the unit; it is kept until the scheduler rests
     Bytes, Word, Text, Fine or Trouble ───►
 """
 
@@ -89,6 +90,12 @@ class Copy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=Tr
     """Copy the segment's parameters into SGLang's own."""
 
 
+class Inputs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
+    """The segment in which the next unit's pictures lie; its descriptor travels with it."""
+
+    size_bytes: Count
+
+
 class Bytes(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     """Of `ReadBytes`."""
 
@@ -108,7 +115,7 @@ class Text(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=Tr
 
 
 class Fine(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
-    """Of `Look` and `Copy`: it is so."""
+    """Of `Look`, `Copy` and `Inputs`: it is so."""
 
 
 class Trouble(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
@@ -121,7 +128,7 @@ class Trouble(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag
     do: str = ""
 
 
-ToScheduler: TypeAlias = Offer | ReadBytes | LoadWord | Digest | Look | Copy
+ToScheduler: TypeAlias = Offer | ReadBytes | LoadWord | Digest | Look | Copy | Inputs
 FromScheduler: TypeAlias = Ready | Mapped | Bytes | Word | Text | Fine | Trouble
 
 _T = TypeVar("_T")
