@@ -7,10 +7,13 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import zmq
+import zmq.asyncio
 
 from rollplex.errors import EngineError
 from rollplex_rollout.sglang import runtime
@@ -48,21 +51,25 @@ def test_an_engine_that_cannot_be_made_is_named_and_leaves_nothing(
 def test_sockets_of_an_engine_that_was_half_made_are_closed_and_no_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    theirs, ours = zmq.Context(), zmq.Context()
+    theirs, ours = zmq.asyncio.Context(), zmq.Context()
     made = SglangRuntime(make_folder(tmp_path))
-    pushed, other = theirs.socket(zmq.PUSH), ours.socket(zmq.PUSH)
-    other.bind(f"ipc://{tmp_path}/other")
+    pushed, pulled, other = theirs.socket(zmq.PUSH), theirs.socket(zmq.PULL), ours.socket(zmq.PUSH)
+    other.bind(f"ipc://{made.folder}/other")
+    sent = ours.socket(zmq.PUSH)
+    sent.connect(f"ipc://{made.folder}/nobody")
+    sent.send(b"never read")
 
-    def fail(*_: object) -> None:
-        pushed.connect(f"ipc://{made.folder}/nobody")
-        pushed.send(b"never read")
+    def fail(_: object, connected: Callable[[object], None], __: object) -> None:
+        pulled.bind(f"ipc://{made.folder}/tokenizer")
+        connected(SimpleNamespace(recv_from_detokenizer=pulled, send_to_scheduler=pushed))
         raise RuntimeError("half made")
 
     monkeypatch.setattr(runtime, "_make", fail)
     with pytest.raises(EngineError, match="half made"):
         made.start({}, lambda _: None)
     made.close()
-    assert (pushed.closed, theirs.closed, other.closed) == (True, True, False)
+    assert (pushed.closed, pulled.closed, theirs.closed) == (True, True, True)
+    assert (other.closed, sent.closed, ours.closed) == (False, False, False), "of others, even in the same folder"
     ours.destroy(linger=0)
 
 

@@ -22,7 +22,6 @@ import asyncio
 import atexit
 import concurrent.futures
 import contextlib
-import gc
 import importlib.util
 import logging
 import os
@@ -33,7 +32,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -68,6 +68,8 @@ class SglangRuntime:
         self.folder = folder
         self._meeting = meeting or folder / "rendezvous"
         self._engine: Any = None
+        self._managers: list[Any] = []
+        """SGLang's TokenizerManager, of rank 0, as soon as it has sockets: also of an engine that is never whole."""
         self._failure: BaseException | None = None
         self._up = threading.Event()
         self._quits: list[int] = []
@@ -204,15 +206,14 @@ class SglangRuntime:
         engine, children = self._engine, self._children
         self._engine, self._children = None, {}
         try:
-            sockets = _sockets(engine) if engine is not None else _stray(self.folder)
             if engine is not None:
                 _stop_loop(engine.loop)
             if self._thread is not None:
                 _kill_processes(engine)
                 self._thread.join(CLOSE_DEADLINE_S)
-            for context in {id(sock.context): sock.context for sock in sockets}.values():
+            for context in _contexts(engine, self._managers):
                 context.destroy(linger=0)
-            del sockets
+            self._managers.clear()
             left = [pid for pid, fd in children.items() if not select.select([fd], [], [], CLOSE_DEADLINE_S)[0]]
         except RuntimeError as error:
             raise EngineError("SGLang's processes cannot be ended", got=str(error)) from error
@@ -229,7 +230,7 @@ class SglangRuntime:
     def _run(self, arguments: dict[str, Any]) -> None:
         try:
             with _temporary(self.folder):
-                engine = _make(arguments, self._watch_children)
+                engine = _make(arguments, self._managers.append, self._watch_children)
         except BaseException as error:  # noqa: BLE001 - outer loop of the thread: the main thread must hear of it
             self._failure = error
             return
@@ -274,15 +275,28 @@ class SglangRuntime:
             time.sleep(pause_s)
 
 
-def _make(arguments: dict[str, Any], started: Callable[[list[int]], None]) -> Any:
-    from sglang.srt.entrypoints.engine import Engine  # noqa: PLC0415
+def _make(arguments: dict[str, Any], connected: Callable[[Any], None], started: Callable[[list[int]], None]) -> Any:
+    """SGLang's engine.
+
+    Args:
+        connected: called with its TokenizerManager when that has its sockets.
+        started: called with its processes when all is well.
+    """
+    from sglang.srt.entrypoints.engine import Engine, init_tokenizer_manager  # noqa: PLC0415
+    from sglang.srt.managers.tokenizer_manager import TokenizerManager  # noqa: PLC0415
 
     from rollplex_rollout.sglang.scheduler import run_scheduler  # noqa: PLC0415
+
+    class KnownManager(TokenizerManager):  # type: ignore[misc]
+        def init_ipc_channels(self, port_args: Any) -> None:
+            super().init_ipc_channels(port_args)
+            connected(self)
 
     class MappedEngine(Engine):  # type: ignore[misc]
         """Its scheduler processes map the weights (SGLang offers these fields for such use)."""
 
         run_scheduler_process_func = staticmethod(run_scheduler)
+        init_tokenizer_manager_func = staticmethod(partial(init_tokenizer_manager, TokenizerManagerClass=KnownManager))
 
     loop = asyncio.new_event_loop()  # for whatever SGLang makes before it has its own
     asyncio.set_event_loop(loop)
@@ -305,27 +319,13 @@ def _stop_loop(loop: asyncio.AbstractEventLoop) -> None:
     loop.call_soon_threadsafe(lambda: asyncio.ensure_future(stop(), loop=loop))
 
 
-def _sockets(engine: Any) -> list[Any]:
-    """SGLang's sockets in this process, which it would leave open."""
-    if engine.tokenizer_manager is None:
-        return []
-    manager = engine.tokenizer_manager
-    return [engine.send_to_rpc, manager.recv_from_detokenizer, manager.send_to_scheduler]
-
-
-def _stray(folder: Path) -> list[Any]:
-    """The same of an engine that was not made whole, which nobody holds. The collector would end their context before
-    them, and wait for them."""
-    zmq = sys.modules.get("zmq")
-    if zmq is None:
-        return []
-    found = [each for each in gc.get_objects() if issubclass(type(each), zmq.Socket) and not each.closed]
-    stray = []
-    for sock in found:
-        with contextlib.suppress(zmq.ZMQError):  # closed meanwhile by whose it is
-            if os.fsencode(folder) in sock.getsockopt(zmq.LAST_ENDPOINT):
-                stray.append(sock)
-    return stray
+def _contexts(engine: Any, managers: Sequence[Any]) -> list[Any]:
+    """SGLang's sockets in this process, by their contexts. It would leave them open, and the collector, which ends a
+    context before its sockets, would wait for them."""
+    sockets = [sock for manager in managers for sock in (manager.recv_from_detokenizer, manager.send_to_scheduler)]
+    if engine is not None and engine.send_to_rpc is not None:
+        sockets.append(engine.send_to_rpc)
+    return list({id(sock.context): sock.context for sock in sockets}.values())
 
 
 def _kill_processes(engine: Any) -> None:

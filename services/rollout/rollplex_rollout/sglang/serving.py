@@ -123,11 +123,10 @@ class WeightsServer(threading.Thread):
                 message, fds = wire.hear_rollout(self._taken.sock, OFFER_DEADLINE_S)
             except EOFError:
                 return  # the rollout process has ended, and this one ends with it
-            try:
-                wire.tell(self._taken.sock, self._answer(message, fds))
-            finally:
-                for fd in fds:  # a mapping keeps the memory
-                    os.close(fd)
+            answer = self._answer(message, fds)
+            for fd in fds:  # a mapping keeps the memory
+                os.close(fd)
+            wire.tell(self._taken.sock, answer)
 
     def _answer(self, message: wire.ToScheduler, fds: tuple[int, ...]) -> wire.FromScheduler:
         mapping = self._taken.mapping
