@@ -38,6 +38,7 @@ from rollplex.layout.shape import read_shape
 from rollplex.memory import Backend, backend
 from rollplex.memory.cuda import CudaBackend
 from rollplex.memory.fds import recv, send
+from rollplex.multicast import NO_MULTICAST
 from rollplex.nvml import GpuInfo, open_gpu
 from rollplex.presets import preset_named, write_shape
 from rollplex.programs import own
@@ -49,13 +50,8 @@ TASK_S: Final = 300.0
 END_S: Final = 20.0
 _MOST_BYTES: Final = 2**20
 _TOLD: Final = 2000
-_NCCL: Final = {
-    "NCCL_NVLS_ENABLE": "0",
-    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
-    "NVSHMEM_DISABLE_NVLS": "1",
-    "NCCL_SOCKET_IFNAME": "lo",
-}
-"""NVLink multicast stays off, and one host needs no network."""
+_NCCL: Final = {**NO_MULTICAST, "NCCL_SOCKET_IFNAME": "lo"}
+"""One host needs no network."""
 
 
 @dataclass(frozen=True, kw_only=True)

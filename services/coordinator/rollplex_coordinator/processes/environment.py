@@ -7,8 +7,7 @@ rollout                    yes            as it is: SGLang's memory saver replac
 input, reward, and others  no             none: a CUDA context by accident would cost half a GiB of HBM
 
 A worker sees the GPU of its device alone, whatever other GPUs the run has: those of a role meet by sockets of this host
-and by memory of the peers', which they are sent. NVLink's multicast is off for whatever they meet by: a program that
-ends in the middle of it can leave the GPUs of a host unusable.
+and by memory of the peers', which they are sent. NVLink's multicast is off for whatever they meet by.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
+from rollplex.multicast import NO_MULTICAST
 from rollplex.protocol.common import Role
 
 WORKERS = frozenset({Role.ROLLOUT, Role.PREFIX, Role.TRAINER})
@@ -24,12 +24,7 @@ _EXPANDABLE = frozenset({Role.PREFIX, Role.TRAINER})
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """The name that torch reads, and an older one that it reads too but warns of."""
 _MPS = ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
-_TOGETHER = {
-    "NCCL_NVLS_ENABLE": "0",
-    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
-    "NVSHMEM_DISABLE_NVLS": "1",
-    "NCCL_SOCKET_IFNAME": "lo",
-}
+_TOGETHER = {**NO_MULTICAST, "NCCL_SOCKET_IFNAME": "lo"}
 """For processes that work together on several GPUs of this host."""
 
 

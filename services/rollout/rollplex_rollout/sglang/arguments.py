@@ -15,6 +15,7 @@ from rollplex.errors import ConfigError, EngineError
 from rollplex.layout.parallel.degrees import RolloutLayout
 from rollplex.layout.parallel.rank import rank_shape
 from rollplex.memory.predict import pool_kv_bytes
+from rollplex.multicast import NO_MULTICAST
 from rollplex.protocol.common import Memory, Parallel
 from rollplex.protocol.rollout import EngineSpec
 from rollplex_rollout.engine import Setup
@@ -115,10 +116,7 @@ RANKS_ENVIRONMENT: Final = {
     "SGLANG_SYNC_TOKEN_IDS_ACROSS_TP": "1",
     "SGLANG_USE_MESSAGE_QUEUE_BROADCASTER": "0",  # not needed; it would listen on every address
     "SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK": "0",  # how much of each GPU is free now says nothing: sizes are planned
-    # No multicast over NVLink, which SGLang would try for logits.
-    "NCCL_NVLS_ENABLE": "0",
-    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
-    "NVSHMEM_DISABLE_NVLS": "1",
+    **NO_MULTICAST,  # which SGLang would try for logits
 }
 """Besides, where an engine has several ranks."""
 
