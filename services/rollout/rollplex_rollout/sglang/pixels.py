@@ -132,5 +132,5 @@ class Pixels:
         assert self._mapping is not None
         shape = (place.rows, self._row_width)
         stored = tensor(self._mapping, place.offset, shape, torch.float32)
-        rows = torch.empty(shape, dtype=self._dtype, pin_memory=self._device.type == "cuda")
+        rows = torch.empty(shape, dtype=self._dtype, device="cpu", pin_memory=self._device.type == "cuda")
         return rows.copy_(stored)

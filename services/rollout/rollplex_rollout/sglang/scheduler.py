@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from rollplex_rollout.sglang.hooks import BEGIN, BUSY, PLACE, REST, TOGETHER, has_pictures, prompt_of
 from rollplex_rollout.sglang.pixels import Pixels, Place
+from rollplex_rollout.sglang.positions import POSITIONS, at_once
 from rollplex_rollout.sglang.tower import PIXELS
 
 LOADER: Final = "sglang.srt.model_loader.loader.get_model_loader"
@@ -38,6 +39,7 @@ def run_scheduler(*args: Any, **kwargs: Any) -> Any:
     sys.setswitchinterval(_THREAD_SWITCH_S)
     HookRegistry.register(LOADER, mapped_loader, HookType.AROUND)
     HookRegistry.register(ARRIVAL, with_pictures, HookType.AROUND)
+    HookRegistry.register(POSITIONS, at_once, HookType.AROUND)
     setattr(scheduler.Scheduler, BEGIN, begin)
     setattr(scheduler.Scheduler, REST, rest)
     setattr(scheduler.Scheduler, TOGETHER, together)
