@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from rollplex.cli import status as module
-from rollplex.cli.api import Gpu, Tracker
+from rollplex.cli.api import Gpu, Restart, Tracker
 from rollplex.cli.app import run
-from rollplex.cli.status import _gpu, _tracker, watch
+from rollplex.cli.status import _gpu, _restart, _tracker, watch
 from rollplex.errors import WaitError
 from support.runs import LiveRun, done, ended, leave, started
 from support.terminals import Terminal, lines_of
@@ -243,3 +243,19 @@ def test_a_tracker_is_told_with_where_its_numbers_go_or_why_they_do_not() -> Non
     assert _tracker(ready) == "wandb ready: offline, runs/1/wandb"
     failed = Tracker(name="mlflow", state="failed", detail="no server", dropped_rows=3)
     assert _tracker(failed) == "mlflow failed: no server; 3 rows left out"
+
+
+def test_a_restart_is_told_with_its_number_and_the_reason_of_the_last() -> None:
+    restart = Restart(
+        number=2,
+        allowed=3,
+        service="rollout[0:0]",
+        how="the rollout service died: killed by SIGKILL",
+        phase="TRAIN",
+        step=4,
+        wall_s=time.time() - 61.0,
+        state="under way",
+    )
+    told = _restart(restart)
+    assert told.startswith("2 of 3 (under way), the last 1 min 01 s ago: the rollout service died")
+    assert told.endswith("killed by SIGKILL in TRAIN, step 4")

@@ -93,12 +93,18 @@ class World:
     """A loaded core that can restart."""
 
     def __init__(self, folder: Path, run_dir: Path, **sections: Any) -> None:
+        self.found = ""
+        """The digest that a new trainer tells instead of what it is told."""
         sections = {**SECTIONS, **sections}
         config = make_config(folder, **sections)
         core = self.core = Core(config, run_dir, random.Random(0))
         for kind in (LoadTrainer, LoadPrefix, LoadRollout):
             core.workers.answers[kind] = lambda m: [
-                Loaded(cause=m.cause, table_bytes=core.sizes.segments_of(m.parallel).actor)
+                Loaded(
+                    cause=m.cause,
+                    table_bytes=core.sizes.segments_of(m.parallel).actor,
+                    digest=self.found or (m.standing.digest if isinstance(m, LoadTrainer) and m.standing else ""),
+                )
             ]
         plain = core.workers.rewarded
         core.workers.answers[RewardGroup] = lambda m: [
@@ -252,6 +258,15 @@ def test_what_a_start_would_not_mend_ends_the_row_at_once(world: World) -> None:
     _, text = world.restarting.told(caught.value)
     assert "restart 1 of 3 failed: other weights; got digest a; needed digest b" in text
     assert len(world.begun()) == 1
+
+
+def test_a_trainer_that_did_not_find_the_weights_is_not_gone_on_with(world: World) -> None:
+    world.mortal.left, world.found = 5, "others"
+    with pytest.raises(WorkerDied) as caught:
+        world.iterate()
+    _, text = world.restarting.told(caught.value)
+    assert "restart 1 of 3 failed: trainer: The new trainer has other weights than those of the last update" in text
+    assert "got digest others; needed first, of version 0" in text
 
 
 def test_without_a_digest_to_compare_nothing_is_trusted(world: World) -> None:

@@ -33,7 +33,8 @@ from support.nodes import Finished, Node, Project, Start, run_processes
 ROLES = ("rollout", "prefix", "trainer")
 HOLDERS = {"ROLLOUT": "rollout", "SCORE": "prefix", "TRAIN": "trainer"}
 """Who keeps a run in a phase by doing nothing."""
-ACK_S = 4.0
+ITERATIONS = 12
+ACK_S = 5.0
 SETTINGS: dict[str, object] = {
     "run.schedule": "serial",
     "run.iterations": 20,
@@ -147,7 +148,7 @@ def settings(project: Project) -> dict[str, object]:
 
 @pytest.fixture(scope="module")
 def runs(start: Start, project: Project) -> tuple[Disturbed, Finished]:
-    """One run with an end of each kind, and one with none."""
+    """One run with an end of each kind, and then one with none: a busy machine must not look like one that hangs."""
     node = start("--serve", overrides=settings(project))
     with node.api() as api:
         driver = Driver(node, api)
@@ -161,13 +162,13 @@ def runs(start: Start, project: Project) -> tuple[Disturbed, Finished]:
             driver.kill_when_idle(victim)
         driver.kill_in_a_checkpoint()
         driver.hang("rollout")
-        done = driver.status()["iterations_done"]
+        assert driver.status()["iterations_done"] == ITERATIONS
         api.post("/stop", json={"when": "after_iteration", "exit": True}).raise_for_status()
         disturbed = Disturbed(node.wait(), driver.expected, driver.leases)
     assert disturbed.run.code == 0, disturbed.run.stderr
-    other = start("--iterations", str(done), overrides=settings(project)).wait()
-    assert other.code == 0, other.stderr
-    return disturbed, other
+    undisturbed = start("--iterations", str(ITERATIONS), overrides=settings(project)).wait()
+    assert undisturbed.code == 0, undisturbed.stderr
+    return disturbed, undisturbed
 
 
 def timeless(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

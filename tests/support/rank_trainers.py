@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import torch.distributed as dist
+from msgspec.structs import replace
 from torch import Tensor
 
 from rollplex.layout.optimizer import optimizer_table
@@ -24,7 +26,7 @@ from rollplex.memory.tensors import DTYPES, tensor
 from rollplex.model.parallel.build import build_parallel
 from rollplex.model.parallel.views import shard_views
 from rollplex.protocol.common import Kind, ModelSpec, Parallel, SegmentRef
-from rollplex.protocol.trainer import LoadTrainer, Publish, Published, Restore, Shards, Target
+from rollplex.protocol.trainer import LoadTrainer, Publish, Published, Restore, Shards, Standing, Target
 from rollplex_trainer.service import TrainerService
 from support.optimizers import ADAMW
 from support.segments import HostSegments
@@ -158,15 +160,31 @@ class RankWorld(World):
         arena = gradient_plan(self.table, node.shape, node.layout).devices[self.parallel.rank]
         self.gradients = shard_views(node.numbers(self.own.gradients), arena.training)
         self.prefix_gradients = shard_views(node.numbers(self.own.prefix_gradients), arena.training)
-        self.prefix_model = build_parallel(
+        self.prefix_model = self._make_prefix_model()
+
+    def _make_prefix_model(self) -> Any:
+        node = self.node
+        return build_parallel(
             self.folder,
             node.shape,
             node.layout,
-            {parameter.name: parameter for parameter in device.training},
+            {parameter.name: parameter for parameter in node.plan.devices[self.parallel.device].training},
             self.weights,
             gradients=self.prefix_gradients,
             group=self.ready._groups.tensor,
         )
+
+    def replace_trainer(self, standing: Standing, meet: str) -> None:
+        """A new trainer service over the same segments takes the place of this one's, and the old ranks' groups end.
+
+        Raises: as LoadTrainer.
+        """
+        dist.barrier()
+        dist.destroy_process_group()
+        self.service = TrainerService(self.segments)
+        parallel = replace(self.parallel, meet=meet)
+        self.send(replace(self.load, restore=None, standing=standing, parallel=parallel))
+        self.prefix_model = self._make_prefix_model()
 
     @property
     def ready(self) -> Any:

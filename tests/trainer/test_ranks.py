@@ -18,7 +18,7 @@ RANKS, SECONDS = 4, 110.0
 JOBS: dict[str, dict[str, Any]] = {
     "TP 4, rollout 2": {"training": 4, "rollout": 2},
     "TP 2, DP 2, copied to two that sample": {
-        "training": 2, "rollout": 2, "target": 1, "restore": "TP 4, rollout 2",
+        "training": 2, "rollout": 2, "target": 1, "restore": "TP 4, rollout 2", "again": True,
     },
     "DP 4, rollout 2": {"training": 1, "rollout": 2, "restore": "TP 2, DP 2, copied to two that sample"},
     "TP 2, rollout 1": {"training": 2, "rollout": 1, "restore": "DP 4, rollout 2"},
@@ -156,3 +156,20 @@ def test_a_rank_whose_step_fails_poisons_its_weights_and_is_named(found: Found) 
 def test_a_rank_that_never_comes_to_the_vote_ends_the_others_by_the_collectives_deadline(found: Found) -> None:
     for rank, result in enumerate(found["absent"]):
         assert ("A collective among ranks has failed" in result.get("error", "")) is (rank != 1)
+
+
+def test_in_the_middle_of_a_step_other_trainers_find_what_stands_and_do_it_again(found: Found) -> None:
+    name = "TP 2, DP 2, copied to two that sample"
+    version = list(JOBS).index(name) + 1
+    targets = 0
+    for result in found[name]:
+        again = result["again"]
+        assert "not those of the last update; got digest" in again["refused"]
+        assert again["left"], "weights and optimizer state"
+        assert again["zeroed"]
+        assert again["finite"]
+        assert again["arena"], "the gradients have the same bits"
+        assert again["published"]
+        assert again["targets"] == [version + 1] * len(again["targets"])
+        targets += len(again["targets"])
+    assert targets == 2

@@ -27,16 +27,17 @@ from rollplex.errors import RollplexError
 from rollplex.layout.parallel.degrees import RolloutLayout
 from rollplex.layout.parallel.transfers import target_transfers, transfers
 from rollplex.layout.parameters import ParameterTable, gradient_table
+from rollplex.memory.header import HeaderPage
 from rollplex.memory.tensors import DTYPES, hf_views
 from rollplex.model.parallel.views import place_view
 from rollplex.model.weights import fill
 from rollplex.protocol.common import DigestRequest
-from rollplex.protocol.trainer import KeepGradients, Restore, SaveCheckpoint, SkipUpdate
+from rollplex.protocol.trainer import KeepGradients, Restore, SaveCheckpoint, SkipUpdate, Standing
 from rollplex_trainer.service import TrainerService
 from support.on_device import put_on_device
 from support.rank_trainers import SETTINGS, Node, RankWorld, prompts_of
 from support.ranks import run_ranks, wait_at_most
-from support.segments import HostSegments
+from support.segments import RUN_ID, HostSegments
 from support.slices import sampled as rollout_slices
 from support.trainer import PROMPTS, World, apply, prepare, sampled, train_all
 
@@ -71,6 +72,8 @@ def on_host(folder: Path, job: dict[str, Any], rank: int, ranks: int) -> dict[st
     if job.get("bad"):
         found["bad"] = bad_vote(world, version)
     found |= step(world, folder, restore, version)
+    if job.get("again"):
+        found["again"] = again(world, version + 1)
     if job.get("bad"):
         found["failing"] = failing_step(world, version + 1)
     return found
@@ -101,9 +104,7 @@ def step(world: RankWorld, folder: Path, restore: Restore | None, version: int) 
     found["second"] = published(world, version + 1, first=False)
     found["digest"] = world.send(DigestRequest(cause=62)).digest == found["second"]["digest"]
     found["shards"] = hashed(*world.weights.values())
-    found["state"] = hashlib.sha256(
-        world.segments.map_again(world.own.state).read(0, world.own.state.size_bytes)
-    ).hexdigest()
+    found["state"] = state_of(world)
     dist.barrier()
     checkpoint = folder / f"from_{name}" / "step_1"
     if world.leads:
@@ -113,6 +114,41 @@ def step(world: RankWorld, folder: Path, restore: Restore | None, version: int) 
     dist.barrier()
     found["sampled second"] = differing(world, checkpoint)
     return found
+
+
+def again(world: RankWorld, version: int) -> dict[str, Any]:
+    """Another trainer in this one's place, in the middle of a step."""
+    world.train(version)
+    prepare(world, version)
+    arena = hashed(world.ready.arena)
+    digest, targets = world.header.require(version).digest, world.load.shards.targets
+    before = hashed(*world.weights.values()), state_of(world)
+    dist.barrier()
+    meet = world.parallel.meet
+    wrong = refused(lambda: world.replace_trainer(Standing(version=version, digest="0" * 64), f"{meet}.wrong"))
+    world.replace_trainer(Standing(version=version, digest=digest), f"{meet}.again")
+    found: dict[str, Any] = {
+        "refused": wrong,
+        "left": (hashed(*world.weights.values()), state_of(world)) == before,
+        "zeroed": not world.ready.arena.any(),
+    }
+    dist.barrier()
+    world.train(version)
+    found["finite"] = prepare(world, version).finite
+    found["arena"] = hashed(world.ready.arena) == arena
+    dist.barrier()
+    apply(world, version)
+    dist.barrier()
+    found["published"] = published(world, version + 1, first=False)["header"]
+    mappings = [world.segments.map_again(each.actor) for each in targets]
+    pages = [HeaderPage(mapping, run_id=RUN_ID, table_hash=world.table.hash) for mapping in mappings]
+    found["targets"] = [page.require(version + 1).version for page in pages]
+    return found
+
+
+def state_of(world: RankWorld) -> str:
+    ref = world.own.state
+    return hashlib.sha256(world.segments.map_again(ref).read(0, ref.size_bytes)).hexdigest()
 
 
 def published(world: RankWorld, version: int, *, first: bool) -> dict[str, Any]:

@@ -7,6 +7,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from rollplex.errors import WaitError
+from rollplex.journal.events import WorkersRestarting
+from rollplex.protocol.common import ErrorReport, Role
 from rollplex_coordinator.http.metrics import Metrics
 from support.http_site import Site, fill
 
@@ -117,3 +119,19 @@ def test_a_journal_that_cannot_be_read_is_shown_and_the_rest_too(make_site: Make
     assert b"rollplex_journal_readable 0.0" in metrics.render(site.control)
     assert b"rollplex_core_answers 1.0" in metrics.render(site.control)
     assert b"rollplex_journal_readable 1.0" in Metrics(site.journal.path).render(site.control)
+
+
+def test_restarts_are_counted_by_whose_end_was_the_reason(make_site: MakeSite) -> None:
+    site = make_site()
+    for number, role in enumerate((Role.ROLLOUT, None, Role.ROLLOUT), start=1):
+        error = ErrorReport(kind="ServiceDied", what="it died")
+        site.journal.append(
+            WorkersRestarting(
+                number=number, allowed=3, service="", role=role, error=error, phase="TRAIN", version=number
+            )
+        )
+    site.journal.flush()
+    with site.client() as client:
+        samples = scrape(client)
+    assert value(samples, "rollplex_restarts_total", role="rollout") == 2
+    assert value(samples, "rollplex_restarts_total", role="mps") == 1

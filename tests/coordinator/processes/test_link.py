@@ -452,6 +452,16 @@ def test_two_that_died_together_are_not_waited_for_at_the_end(site: Site) -> Non
     assert site.link.await_ends(2.0, lambda: False) == []
 
 
+def test_a_process_whose_stream_ends_after_it_is_one_death(site: Site) -> None:
+    rollout = site.join(Role.ROLLOUT)
+    site.supervisor.ends[Role.ROLLOUT] = "killed by SIGKILL"
+    with pytest.raises(ServiceDied, match="killed by SIGKILL"):
+        site.link.died(Role.ROLLOUT)
+    rollout.die()
+    for _ in range(3):
+        site.turn()
+
+
 # --- all workers are replaced -------------------------------------------------------------------------------------
 
 

@@ -179,3 +179,24 @@ def test_pictures_that_a_page_holds_are_bounded_and_each_is_fetched_once() -> No
     console.log(JSON.stringify({ same: one === two, most, fetched, held }));
     """
     assert in_node(script) == {"same": True, "most": 300, "fetched": 401, "held": 0}
+
+
+def test_a_worker_that_died_is_no_alarm_once_all_are_back_and_a_step_that_begins_again_is_there_once() -> None:
+    died = {"service": "rollout[0:0]", "role": "rollout", "incarnation": 1, "pid": 7, "how": "killed by SIGKILL"}
+    script = """
+    const { Story } = await import("./story.js");
+    const story = new Story();
+    story.onIterationStarted({ step: 3, monotonic_s: 1 });
+    story.onIterationStarted({ step: 4, monotonic_s: 2 });
+    story.onServiceDied(died);
+    const before = story.alarm.what;
+    story.onWorkersRestarted({});
+    story.onIterationStarted({ step: 4, monotonic_s: 9 });
+    console.log(JSON.stringify({ before, after: story.alarm, died: story.died, starts: story.starts }));
+    """
+    assert in_node(script, died=died) == {
+        "before": "rollout[0:0] died: killed by SIGKILL",
+        "after": None,
+        "died": None,
+        "starts": [{"step": 3, "at_s": 1}, {"step": 4, "at_s": 9}],
+    }

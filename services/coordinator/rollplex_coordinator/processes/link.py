@@ -332,6 +332,7 @@ class Link(Asking):
         how = self._supervisor.exit_text(peer.role, peer.device) or "its connection ended"
         lost = self.waits.drop_peer(str(peer))
         self._peers.pop((peer.role, peer.device), None)
+        self._dismissed.add(peer)  # its stream may end later than its process: that is not another death
         self.on_gone(peer, how)
         place = f" of device {peer.device}" if self.fleet.several(peer.role) else ""
         log_text = self._supervisor.log_text(peer.role, peer.device)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from msgspec import Struct, structs
 
 from rollplex.config import wire
-from rollplex.errors import ModelError
+from rollplex.errors import ModelError, StaleWeightsError
 from rollplex.journal.events import ServiceReady, WeightsLoaded
 from rollplex.protocol.common import Device, Kind, Loaded, Role
 from rollplex.protocol.inputs import DataChecked, OpenData
@@ -136,12 +136,22 @@ def load_again(node: Node, c: Context) -> dict[Role, Loaded]:
 
     Raises:
         ModelError: a worker sees a parameter table of another size.
-        WorkerFailed: the weights are not those of the last update.
+        WorkerFailed, StaleWeightsError: the weights are not those of the last update.
     """
     assert c.loads is not None, "a loaded node"
     stands = {device: Standing(version=c.record.version, digest=digest) for device, digest in c.digests.items()}
     loads = c.loads.again(stands, meeting_files(node.run_dir, node.link.fleet))
-    return _have_loaded(node, c.memory, c.sizes, loads, lambda peer: _ready(node, peer))
+    found = _have_loaded(node, c.memory, c.sizes, loads, lambda peer: _ready(node, peer))
+    told = found[Role.TRAINER].digest
+    if c.fleet.single and told != c.digests[DEVICE]:  # a trainer of others may have filled them after all
+        raise StaleWeightsError(
+            "The new trainer has other weights than those of the last update",
+            got=f"digest {told or '(none told)'}",
+            needed=f"{c.digests[DEVICE]}, of version {c.record.version}",
+            do="Go on from the newest checkpoint: rollplex up CONFIG --resume.",
+            where=node.link.fleet.name(Role.TRAINER, DEVICE),
+        )
+    return found
 
 
 def _ready(node: Node, peer: Peer) -> None:
