@@ -263,6 +263,7 @@ def test_both_ranks_announce_the_same_groups_and_report_the_same_unit(pair: Call
     assert reports[0].decode_steps == reports[1].decode_steps == 7
     assert reports[0].vision_prompts == reports[1].vision_prompts == 2
     assert reports[0].prefill_end_s == reports[1].prefill_end_s
+    assert [len(remote.lent) for remote in made.remotes] == [1, 1], "each rank's own process reads the pictures"
 
 
 def test_a_rank_counts_the_keys_and_values_of_its_share_of_the_heads(pair: Callable[..., Pair]) -> None:
