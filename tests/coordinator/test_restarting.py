@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from rollplex.config import wire
 from rollplex.errors import DataError, RollplexError, WaitError
 from rollplex.journal import events
 from rollplex.journal.phases import Phase
-from rollplex.protocol.common import Device, ErrorReport, Loaded, Role
+from rollplex.protocol.common import Device, ErrorReport, Kind, Loaded, Role
+from rollplex.protocol.inputs import PrepareInputs
 from rollplex.protocol.prefix import LoadPrefix
 from rollplex.protocol.reward import RewardGroup
 from rollplex.protocol.rollout import LoadRollout
@@ -25,6 +27,7 @@ from rollplex_coordinator.processes.hub import Event, Peer
 from rollplex_coordinator.processes.link import WorkerDied, WorkerFailed
 from rollplex_coordinator.processes.mps import MpsError
 from rollplex_coordinator.restarting import Restarting, end_of
+from rollplex_coordinator.steps.evaluate import Evaluation
 from rollplex_coordinator.steps.iteration import Iteration
 from rollplex_coordinator.steps.loads import Loads
 from rollplex_coordinator.steps.segments import StandingSegments
@@ -112,9 +115,9 @@ class World:
                 cause=m.cause,
                 step=m.step,
                 group=m.responses.group,
-                rewards=doubles(m.row / 8.0, 0.5),
-                by_function=(doubles(m.row / 8.0, 0.5),),
-                texts=("a", "b"),
+                rewards=doubles(*(m.row / 8.0, 0.5)[: len(m.responses.lengths)]),
+                by_function=(doubles(*(m.row / 8.0, 0.5)[: len(m.responses.lengths)]),),
+                texts=("a", "b")[: len(m.responses.lengths)],
                 start_s=0.0,
                 end_s=0.0,
             )
@@ -205,6 +208,38 @@ def test_an_end_at_any_moment_of_an_iteration_changes_nothing_of_what_it_is_wort
             assert len(world.begun()) == len(core.events(events.WorkersRestarted))
     assert moments - 4 <= served + ended <= moments, "the next step's inputs come early or late"
     assert 1 <= ended <= 8, "from BEGIN to COMMIT"
+
+
+def test_an_end_at_any_moment_of_an_evaluation_changes_nothing_of_it_and_takes_no_more_memory_than_is_planned(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    world = World(
+        model_folder,
+        tmp_path,
+        run={"restarts": 999},
+        parallel={"devices": 2, "training": 2, "rollout": 2},
+        eval=[{"name": "held_out", "data": "other.jsonl", "limit": 10}],
+    )
+    with world.core as core:
+        c = core.context
+        honest, bound = core.workers.answers[PrepareInputs], core.sizes.bounds(core.data)[Kind.INPUTS]
+        core.workers.answers[PrepareInputs] = lambda m: [replace(honest(m)[0], size_bytes=bound)]
+        c.feed.prepare_step(0, ROWS)
+        ahead = c.feed.take(0)
+
+        def evaluate() -> dict[str, float]:
+            return world.restarting.attempt(c, lambda: Evaluation(c, c.config.eval[0]).run())
+
+        plain = evaluate()
+        moments = 0
+        while world.mortal.left is None:
+            world.mortal.left = moments
+            assert evaluate() == plain
+            assert core.leased == {block.lease for block in ahead.block.blocks}, "but the next step's inputs"
+            moments += 1
+        assert moments > 40
+        assert len(world.begun()) == len(core.events(events.WorkersRestarted)) == moments - 1
+        assert len((c.run_dir / "eval.jsonl").read_text().splitlines()) == moments + 1
 
 
 def test_new_workers_find_what_the_journal_has_last(world: World) -> None:

@@ -112,3 +112,28 @@ def test_who_begins_a_step_again_takes_the_same_inputs_until_it_is_done_with_the
     feed.prepare(1, "train", ROWS)
     assert feed.take(1) == first
     assert len(core.sent(PrepareInputs)) == 1
+
+
+def test_what_is_dropped_is_given_back_also_if_it_is_still_being_made_and_the_rest_stays(make_core: MakeCore) -> None:
+    core = make_core()
+    feed = core.context.feed
+    feed.prepare(0, "train", ROWS)
+    first = feed.take(0)
+    feed.prepare(1, "train", OTHERS)
+    feed.take(1)
+    feed.prepare(2, "train", ROWS)
+    feed.drop_from(1)
+    assert len(core.sent(WriteInputs)) == 3, "the last one's segment was not taken away while it was filled"
+    assert core.leased == {first.block.lease}
+    feed.prepare(2, "train", OTHERS)
+    assert feed.take(2).rows == OTHERS
+    assert feed.take(0) == first
+
+
+def test_an_input_child_that_never_finishes_what_is_dropped_is_not_waited_for_without_end(make_core: MakeCore) -> None:
+    core = make_core()
+    core.hub.silence(Role.INPUT, WriteInputs)
+    core.context.feed.prepare(1, "train", ROWS)
+    with pytest.raises(Stuck):
+        core.context.feed.drop_from(1)
+    assert core.link.waits.next_deadline() is not None

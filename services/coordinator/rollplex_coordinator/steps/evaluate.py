@@ -28,10 +28,13 @@ from rollplex_coordinator.steps.problems import reward_error
 
 KEY = 2**40
 """Inputs of evaluations have keys from here on; those of training steps are the steps."""
+BATCHES = 2
+"""Whose inputs are there at a time; with the next step's, as many as `memory.budget` plans."""
 
 
 class Evaluation:
-    """One pass over one evaluation's rows."""
+    """One pass over one evaluation's rows. The inputs of two batches are there at a time: of the one that is sampled,
+    and of the next; what a pass that ended early left of others is given back before the first is made."""
 
     def __init__(self, context: Context, section: EvalSection) -> None:
         self._c = context
@@ -66,8 +69,9 @@ class Evaluation:
         size = c.config.data.prompts_per_iteration
         rows = batches(c.data.usable(name), size, limit=self._section.limit)
         c.record.append(EvalStarted(step=step, version=c.record.version, name=name, rows=sum(map(len, rows))))
+        c.feed.drop_from(KEY + BATCHES)
         for index, batch in enumerate(rows):
-            for ahead in range(index, min(index + 2, len(rows))):
+            for ahead in range(index, min(index + BATCHES, len(rows))):
                 c.feed.prepare(KEY + ahead, name, rows[ahead])
             self._first = index * size
             self._batch(KEY + index, index * len(c.fleet.engines), batch)

@@ -78,6 +78,17 @@ class Feed:
         del self._rows[inputs.key], self._written[inputs.key]
         self._memory.release(inputs.block)
 
+    def drop_from(self, key: int) -> None:
+        """Inputs from this key on are wanted no more, though nobody was done with them: whoever had them made begins
+        again, and there is no memory planned for more than it holds at a time. Pumps until those under way are written,
+        within the deadlines of what the input child was asked: it still fills their segments.
+
+        Raises:
+            WaitError: the input child has not answered in time.
+        """
+        for late in [prepared for prepared in self._rows if prepared >= key]:
+            self.done(self.take(late))
+
     def _on_sized(self, _peer: Peer, message: InputsSized) -> None:
         want = Want(
             kind=Kind.INPUTS,
