@@ -10,6 +10,7 @@ import torch
 from msgspec.structs import replace
 
 from rollplex.errors import EngineError
+from rollplex.memory.tensors import tensor
 from rollplex_rollout.engine import Unit
 from rollplex_rollout.sglang.hooks import PICTURED, prompt_of
 from rollplex_rollout.sglang.requests import Medium, Pictures, Requests, sampling_parameters
@@ -72,6 +73,39 @@ def test_a_picture_is_named_by_its_pixels(node: Node) -> None:
     assert media_of(node, PICTURE_GROUP)[0].name != names[0]
     node.inputs.write(last, pixel)
     assert media_of(node, PICTURE_GROUP)[0].name == names[0]
+
+
+def test_the_same_pixels_have_another_name_where_anything_else_differs(node: Node) -> None:
+    """SGLang would take the one's embedding, and with the same text before it its keys and values, for the other's."""
+    slot = node.slots[FILM_GROUP]
+    (film,) = slot.media
+    frames, height, width = film.frames, film.height, film.width
+    assert height != width
+
+    def name(ids: list[int], **grid: int) -> int:
+        unit = changed(node, FILM_GROUP, media=(replace(film, **grid),))
+        node.inputs.write(slot.ids_offset, torch.tensor(ids).numpy().tobytes())
+        (made,) = requests_of(node).make(unit, "t")
+        assert made[0].pictures is not None
+        (medium,) = made[0].pictures().media
+        return medium.name
+
+    ids = node.prompts[FILM_GROUP].ids.tolist()
+    as_image = [IMAGE if token == node.shape.video_id else token for token in ids]
+    first = name(ids)
+    names = [
+        first,
+        name(as_image),
+        name(ids, frames=1, height=frames * height),
+        name(ids, height=width, width=height),
+    ]
+    run = ids.index(node.shape.video_id)
+    positions = tensor(node.inputs, slot.positions_offset, (3, slot.tokens), torch.int64)
+    positions += 7
+    assert name(ids) == first, "after other text it is the same picture"
+    positions[0, run + 1 :] += 1
+    names.append(name(ids))  # a film at another rate
+    assert len(set(names)) == len(names)
 
 
 def media_of(node: Node, group: int) -> tuple[Medium, ...]:

@@ -48,8 +48,8 @@ class Medium:
     """Of its placeholders among the prompt's ids."""
     last: int
     name: int
-    """63 bits by which SGLang tells one picture from another: of the pixels, so that prompts which begin with the same
-    picture share its keys and values."""
+    """63 bits by which SGLang tells one picture from another: of all that its embedding and, after the same text, its
+    keys and values depend on, so that prompts which begin with the same picture share them, and no others do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,20 +143,28 @@ class Requests:
             return None
         runs = self._runs(slot, ids, where)
         return lambda: Pictures(
-            media=tuple(self._medium(inputs, medium, run) for medium, run in zip(slot.media, runs, strict=True)),
+            media=tuple(
+                self._medium(inputs, medium, run, positions) for medium, run in zip(slot.media, runs, strict=True)
+            ),
             positions=positions,
             position_delta=slot.next_position - slot.tokens,
         )
 
-    def _medium(self, inputs: Mapping, medium: MediaSlot, run: _Run) -> Medium:
+    def _medium(self, inputs: Mapping, medium: MediaSlot, run: _Run, positions: Tensor) -> Medium:
+        video = run.mark == self._shape.video_id
+        frames = _frames(medium)
+        steps = positions[:, run.first : run.first + run.length] - positions[:, run.first : run.first + 1]
         return Medium(
-            video=run.mark == self._shape.video_id,
+            video=video,
             offset=medium.offset,
             rows=medium.rows,
-            frames=_frames(medium),
+            frames=frames,
             first=run.first,
             last=run.first + run.length - 1,
-            name=_name(inputs.view(medium.offset, medium.rows * self._shape.row_width * torch.float32.itemsize)),
+            name=_name(
+                repr((video, frames)).encode() + steps.numpy().tobytes(),
+                inputs.view(medium.offset, medium.rows * self._shape.row_width * torch.float32.itemsize),
+            ),
         )
 
     def _check_text(self, slot: PromptSlot, ids: list[int], positions: Tensor, where: str) -> None:
@@ -231,6 +239,10 @@ def _runs(ids: Sequence[int], marks: tuple[int, ...]) -> list[_Run]:
     return runs
 
 
-def _name(pixels: memoryview) -> int:
+def _name(form: bytes, pixels: memoryview) -> int:
+    """Pixels alone would not do: blank pictures of other proportions, a film's frames beside each other, and a film at
+    another rate have the same."""
     with pixels:
-        return int.from_bytes(sha256(pixels).digest()[:8], "big") >> 1  # processors have instructions for this one
+        found = sha256(form)  # processors have instructions for this one
+        found.update(pixels)
+        return int.from_bytes(found.digest()[:8], "big") >> 1
