@@ -26,6 +26,7 @@ from rollplex_coordinator.decisions.work import Work
 from rollplex_coordinator.processes.hub import Event, Peer
 from rollplex_coordinator.processes.link import WorkerDied, WorkerFailed
 from rollplex_coordinator.processes.mps import MpsError
+from rollplex_coordinator.processes.supervisor import NotEndedError
 from rollplex_coordinator.restarting import Restarting, end_of
 from rollplex_coordinator.steps.evaluate import Evaluation
 from rollplex_coordinator.steps.iteration import Iteration
@@ -80,9 +81,13 @@ class FakeNode:
         self.incarnation = 1
         self.refuses: list[RollplexError] = []
         """What the next starts end in."""
+        self.staying: list[str] = []
+        """Who has not ended when all should."""
 
     def end_workers(self) -> None:
         self.incarnation += 1
+        if self.staying:
+            raise NotEndedError.of(self.staying)
         self.link.forget_workers()
 
     def start(self, role: Role) -> None:
@@ -292,6 +297,23 @@ def test_what_a_start_would_not_mend_ends_the_row_at_once(world: World) -> None:
         world.iterate()
     _, text = world.restarting.told(caught.value)
     assert "restart 1 of 3 failed: other weights; got digest a; needed digest b" in text
+    assert len(world.begun()) == 1
+
+
+def test_while_one_is_still_there_no_other_starts_and_nothing_of_it_comes_back(world: World) -> None:
+    world.mortal.left, world.node.staying = 12, ["a process of rollout (pid 7)"]
+    with pytest.raises(WorkerDied) as caught:
+        world.iterate()
+    left = world.core.leased
+    assert not world.core.sent(LoadTrainer)
+    owners = {event.owner for event in world.core.events(events.LeaseGranted) if event.lease in left}
+    assert owners & {Role.ROLLOUT, Role.PREFIX, Role.TRAINER}
+    _, text = world.restarting.told(caught.value)
+    lines = text.splitlines()
+    assert "the rollout service died" in lines[0]
+    assert "restart 1 of 3 failed: Workers were killed and have not ended" in lines[-2]
+    assert "got a process of rollout (pid 7)" in lines[-2]
+    assert lines[-1] == "  the workers do not start again: the ones before them are still there"
     assert len(world.begun()) == 1
 
 

@@ -30,6 +30,7 @@ from rollplex_coordinator.decisions.restarts import End, Restart, Restarts
 from rollplex_coordinator.processes.link import WorkerDied, WorkerFailed
 from rollplex_coordinator.processes.mps import MpsError
 from rollplex_coordinator.processes.node import Node
+from rollplex_coordinator.processes.supervisor import NotEndedError
 from rollplex_coordinator.ready import register_readers
 from rollplex_coordinator.steps.context import Context
 from rollplex_coordinator.steps.loading import load_again
@@ -103,6 +104,8 @@ class Restarting:
 
     def _not_worth(self, context: Context, error: RollplexError) -> str:
         """Why no restart follows, whatever is left of them; empty: one may."""
+        if isinstance(error, NotEndedError):
+            return "the ones before them are still there"
         end = end_of(error)
         if end is None:
             return f"{type(error).__name__} is not the end of a worker"

@@ -33,6 +33,7 @@ from rollplex_coordinator.processes.gpus import open_gpus
 from rollplex_coordinator.processes.mps import Mps, MpsError
 from rollplex_coordinator.processes.node import Node, commands
 from rollplex_coordinator.processes.stop import Signals, StopRun
+from rollplex_coordinator.processes.supervisor import NotEndedError
 from support import fake_mps
 from support.core import make_config
 from support.fake_nvml import FakeNvml
@@ -512,3 +513,46 @@ def test_what_ended_before_it_was_replaced_is_no_death(make_node: MakeNode) -> N
     node.link.pump(lambda: time.monotonic() > end_s)
     node.record.journal.flush()
     assert not journalled(node, events.ServiceDied)
+
+
+def test_while_one_of_the_workers_is_still_there_nobody_takes_their_places(
+    on_gpu: MakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollplex_coordinator.processes.supervisor.TERM_S", 0.1)
+    monkeypatch.setattr("rollplex_coordinator.processes.supervisor.KILLED_S", 0.2)
+    node = on_gpu(
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+    )
+    node.prepare_device()
+    old = daemon_of(node)
+    node.start(Role.ROLLOUT)
+    child = node.supervisor.child(Role.ROLLOUT, DEVICE)
+    assert child is not None
+    while "up" not in child.log_path.read_text():
+        assert child.process.poll() is None
+    try:
+        with monkeypatch.context() as kernel:
+            kernel.setattr(child.process, "kill", lambda: None)
+            with pytest.raises(NotEndedError, match=f"rollout.*pid {child.pid}"):
+                node.end_workers()
+    finally:
+        child.process.kill()
+        child.process.wait(DEADLINE_S)
+    assert old.alive
+    assert daemon_of(node) is old
+
+
+def test_a_service_that_is_still_there_is_not_replaced(make_node: MakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollplex_coordinator.processes.supervisor.KILLED_S", 0.2)
+    node = make_node("import time; time.sleep(600)", leave_s=0.1)
+    node.start(Role.ROLLOUT)
+    child = node.supervisor.child(Role.ROLLOUT, DEVICE)
+    assert child is not None
+    try:
+        with monkeypatch.context() as kernel:
+            kernel.setattr(child.process, "kill", lambda: None)
+            with pytest.raises(NotEndedError, match=f"pid {child.pid}"):
+                node.dismiss(Role.ROLLOUT, "another program takes this place")
+    finally:
+        child.process.kill()
+        child.process.wait(DEADLINE_S)

@@ -18,7 +18,8 @@ from rollplex.errors import ConfigError
 from rollplex.protocol.common import Device, Role
 from rollplex_coordinator.decisions.fleet import SINGLE, Fleet, fleet_of
 from rollplex_coordinator.processes.environment import GpuAccess
-from rollplex_coordinator.processes.supervisor import MODULES, Child, Supervisor, session_of
+from rollplex_coordinator.processes.session import session_of
+from rollplex_coordinator.processes.supervisor import MODULES, Child, NotEndedError, Supervisor
 from support.core import make_config
 
 DEADLINE_S = 20.0
@@ -30,6 +31,7 @@ print(json.dumps({"argv": sys.argv[1:], "session": os.getsid(0), "pid": os.getpi
 print("to stderr", file=sys.stderr)
 """
 SLEEP = "import time; time.sleep(600)"
+STARTS = "import subprocess, time; print(subprocess.Popen(['sleep', '600']).pid, flush=True); time.sleep(600)"
 
 Make = Callable[..., Supervisor]
 
@@ -301,3 +303,107 @@ def test_of_some_roles_all_are_ended_and_the_others_stay(make: Make, monkeypatch
     assert [child.process.returncode for child in (prefix, rollout, trainer)] == [-9, -9, 0]
     assert supervisor.children == (reward,)
     assert supervisor.start(Role.ROLLOUT, Device()).incarnation == 2
+
+
+def started_by(child: Child) -> int:
+    """The process that a child of `STARTS` has started."""
+    while not child.log_path.read_text().strip():
+        assert child.process.poll() is None
+    return int(child.log_path.read_text())
+
+
+@pytest.mark.parametrize("way", ["kill", "end"])
+def test_a_worker_that_does_not_end_by_a_kill_is_told_and_the_others_end(
+    make: Make, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    monkeypatch.setattr("rollplex_coordinator.processes.supervisor.KILLED_S", 0.2)
+    supervisor = make({Role.ROLLOUT: SLEEP, Role.TRAINER: SLEEP})
+    held, other = (supervisor.start(role, Device()) for role in (Role.ROLLOUT, Role.TRAINER))
+    with monkeypatch.context() as kernel:
+        kernel.setattr(held.process, "kill", lambda: None)
+        staying = (
+            supervisor.kill(Role.ROLLOUT)
+            if way == "kill"
+            else supervisor.end({Role.ROLLOUT, Role.TRAINER, Role.PREFIX})
+        )
+    try:
+        assert staying == [f"rollout (pid {held.pid})"]
+        assert held.process.poll() is None
+        assert other.process.poll() == (None if way == "kill" else -signal.SIGKILL)
+        assert supervisor.child(Role.ROLLOUT) is None
+    finally:
+        held.process.kill()
+        held.process.wait(DEADLINE_S)
+
+
+def test_what_a_worker_started_and_a_kill_does_not_end_is_told(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollplex_coordinator.processes.supervisor.KILLED_S", 0.2)
+    supervisor = make({Role.ROLLOUT: STARTS})
+    child = supervisor.start(Role.ROLLOUT, Device())
+    scheduler = started_by(child)
+    with monkeypatch.context() as kernel:
+        kernel.setattr("rollplex_coordinator.processes.session.kill", lambda pid: None)
+        staying = supervisor.end({Role.ROLLOUT})
+    try:
+        assert staying == [f"a process of rollout (pid {scheduler})"]
+        assert child.process.returncode == -signal.SIGKILL
+    finally:
+        os.kill(scheduler, signal.SIGKILL)
+
+
+def test_one_deadline_is_that_of_all_and_each_is_killed_before_any_is_awaited(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollplex_coordinator.processes.supervisor.KILLED_S", 1.0)
+    supervisor = make({Role.ROLLOUT: SLEEP, Role.PREFIX: SLEEP, Role.TRAINER: STARTS})
+    held = [supervisor.start(role, Device()) for role in (Role.ROLLOUT, Role.PREFIX)]
+    last = supervisor.start(Role.TRAINER, Device())
+    started_by(last)
+    with monkeypatch.context() as kernel:
+        for child in held:
+            kernel.setattr(child.process, "kill", lambda: None)
+        staying = supervisor.end({Role.ROLLOUT, Role.PREFIX, Role.TRAINER})
+    try:
+        assert staying == [f"rollout (pid {held[0].pid})", f"prefix (pid {held[1].pid})"]
+        assert last.process.returncode == -signal.SIGKILL
+    finally:
+        for child in held:
+            child.process.kill()
+            child.process.wait(DEADLINE_S)
+
+
+def test_a_process_whose_first_thread_has_ended_is_alive_as_long_as_another_runs(make: Make) -> None:
+    threads = (
+        "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(600,)).start(); "
+        "print('up', flush=True); ctypes.CDLL(None).pthread_exit(None)"
+    )
+    starts = (
+        f"import subprocess, sys, time; p = subprocess.Popen([sys.executable, '-c', {threads!r}]); "
+        "print(p.pid, flush=True); time.sleep(600)"
+    )
+    supervisor = make({Role.ROLLOUT: starts})
+    child = supervisor.start(Role.ROLLOUT, Device())
+    while len(lines := child.log_path.read_text().split()) < 2:
+        assert child.process.poll() is None
+    (pid,) = (int(line) for line in lines if line != "up")
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+        assert child.process.poll() is None
+    assert session_of(child.pid) == [pid]
+    assert supervisor.end({Role.ROLLOUT}) == []
+    assert session_of(child.pid) == []
+
+
+def test_a_dead_process_that_nobody_has_collected_is_not_alive(make: Make) -> None:
+    starts = "import subprocess, time; p = subprocess.Popen(['true']); print(p.pid, flush=True); time.sleep(600)"
+    supervisor = make({Role.ROLLOUT: starts})
+    child = supervisor.start(Role.ROLLOUT, Device())
+    pid = started_by(child)
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+        assert child.process.poll() is None
+    assert session_of(child.pid) == []
+
+
+def test_those_that_stay_are_named_with_what_to_do() -> None:
+    text = str(NotEndedError.of(["rollout (pid 7)", "a process of prefix (pid 9)"]))
+    assert "have not ended: the kernel holds them; got rollout (pid 7), a process of prefix (pid 9)" in text
+    assert "rollplex up --resume" in text

@@ -35,7 +35,7 @@ from rollplex_coordinator.processes.link import Link
 from rollplex_coordinator.processes.mailbox import Mailbox
 from rollplex_coordinator.processes.mps import Mps
 from rollplex_coordinator.processes.stop import Signals, StopRun
-from rollplex_coordinator.processes.supervisor import Supervisor
+from rollplex_coordinator.processes.supervisor import NotEndedError, Supervisor
 from rollplex_coordinator.records.journal import Journal
 from rollplex_coordinator.records.record import Record
 
@@ -216,26 +216,34 @@ class Node:
         return self._options.external_workers
 
     def dismiss(self, role: Role, reason: str) -> None:
-        """End the one process of a role, for another program to take its place."""
+        """End the one process of a role, for another program to take its place.
+
+        Raises:
+            NotEndedError: it was killed, and is still there.
+        """
         child = self.supervisor.child(role)
         if child is not None:
             self.link.unwatch(child.pidfd, f"death of {self.fleet.name(role, child.device)}")
         self.link.dismiss(role, DEVICE, reason, self.config.deadlines.leave_s)
-        self.supervisor.kill(role)
+        if staying := self.supervisor.kill(role):
+            raise NotEndedError.of(staying)
 
     def end_workers(self) -> None:
         """All workers end, whatever they are doing, and nothing of them is heard any more; what they used the GPUs
         through is new.
 
         Raises:
+            NotEndedError: some were killed, and are still there.
             MpsError: a daemon cannot be started again.
         """
         for child in self.supervisor.children:
             if child.role in WORKERS:
                 self.link.unwatch(child.pidfd, f"death of {self.fleet.name(child.role, child.device)}")
         self.link.forget_workers()
-        self.supervisor.end(WORKERS)
+        staying = self.supervisor.end(WORKERS)
         self._remove_meets()
+        if staying:
+            raise NotEndedError.of(staying)
         if self.gpus is not None:
             self._start_daemons_again(self.gpus)
 

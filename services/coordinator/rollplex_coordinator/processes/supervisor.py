@@ -10,6 +10,8 @@ How a child that stays is ended. On host memory: SIGKILL. Where it shares a GPU,
 
 since to kill a client in the middle of a kernel is undefined under MPS: the others could be lost with it. A worker may
 have processes of its own (SGLang's scheduler is the one that uses the GPU): they are in its session, and end with it.
+Who has not ended KILLED_S after SIGKILL is held by the kernel, as a GPU's driver can do: that is told to the caller,
+who may not take what it held for free.
 """
 
 from __future__ import annotations
@@ -21,21 +23,20 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from msgspec import Struct
 
-from rollplex.errors import ConfigError
+from rollplex.errors import ConfigError, RollplexError
 from rollplex.programs import own
 from rollplex.protocol.common import Device, Role
 from rollplex_coordinator.decisions.fleet import DEVICE, SINGLE, Fleet
 from rollplex_coordinator.processes.environment import WORKERS, GpuAccess, environment_of
+from rollplex_coordinator.processes.session import await_session, kill_session, session_of
 
 TERM_S = 2.0
-SESSION_S = 2.0
-KILLED_S = 10.0
-_PAUSE_S = 0.01
+KILLED_S = 30.0
+"""For all that are killed together: a driver takes the memory of those on its GPUs back one after the other."""
 ABORTED = signal.SIGABRT.name
 KILLED = "killed by"
 """How the words for an end by a signal begin."""
@@ -49,6 +50,20 @@ MODULES: Mapping[Role, str] = {
     Role.INPUT: "rollplex.data",
     Role.REWARD: "rollplex.rewards",
 }
+
+
+class NotEndedError(RollplexError):
+    """Workers that were killed are still there."""
+
+    @classmethod
+    def of(cls, staying: Sequence[str]) -> NotEndedError:
+        """Of those that `Supervisor.end` returns."""
+        return cls(
+            "Workers were killed and have not ended: the kernel holds them",
+            got=", ".join(staying),
+            needed="an end of all of them: what they hold is not free, and nobody may take their places",
+            do="Look at the kernel's log for what the GPU's driver says; when they are gone, `rollplex up --resume`.",
+        )
 
 
 class Child(Struct, kw_only=True):
@@ -177,20 +192,10 @@ class Supervisor:
             return f"{KILLED} {signal.Signals(-code).name}"
         return f"exit code {code}"
 
-    def kill(self, role: Role, device: Device = DEVICE) -> None:
-        """End one child now and collect it. One that the kernel holds, as a GPU's driver can, is named and left: what
-        else is to be ended must not stay because of it."""
-        name = self._fleet.name(role, device)
-        child = self._children.pop(name, None)
-        if child is not None:
-            child.process.kill()
-            if role in WORKERS:
-                _end_session(child.pid)
-            try:
-                child.process.wait(timeout=KILLED_S)
-            except subprocess.TimeoutExpired:
-                log.error("%s (pid %d) was killed, but has not ended: the kernel holds it", name, child.pid)
-            os.close(child.pidfd)
+    def kill(self, role: Role, device: Device = DEVICE) -> list[str]:
+        """End one child now and collect it; returns who of it has not ended, as `end`."""
+        child = self.child(role, device)
+        return [] if child is None else self._kill_all([child])
 
     @property
     def running(self) -> bool:
@@ -201,16 +206,43 @@ class Supervisor:
         """End the children that still run and collect all; returns the names of those that ran."""
         late = {name: child for name, child in self._children.items() if child.process.poll() is None}
         self._ask_to_end(child for child in late.values() if child.role in WORKERS)
-        for child in self.children:
-            self.kill(child.role, child.device)
+        self._kill_all(self.children)
         return list(late)
 
-    def end(self, roles: Collection[Role]) -> None:
-        """End all children of these roles, whether they run or are dead, and collect them."""
+    def end(self, roles: Collection[Role]) -> list[str]:
+        """End all children of these roles, whether they run or are dead, and collect them.
+
+        Returns:
+            Who was killed and has not ended, a worker or what it started: named, with the pid.
+        """
         ended = [child for child in self.children if child.role in roles]
         self._ask_to_end(child for child in ended if child.role in WORKERS and child.process.poll() is None)
-        for child in ended:
-            self.kill(child.role, child.device)
+        return self._kill_all(ended)
+
+    def _kill_all(self, children: Sequence[Child]) -> list[str]:
+        """SIGKILL, and collect. One that the kernel holds is named and left, since what else is to be ended must not
+        stay because of it: all are killed before any is awaited, and one deadline is that of all."""
+        for child in children:
+            child.process.kill()
+            if child.role in WORKERS:
+                kill_session(child.pid)
+        end_s = time.monotonic() + KILLED_S
+        return [staying for child in children for staying in self._collect(child, end_s)]
+
+    def _collect(self, child: Child, end_s: float) -> list[str]:
+        name, staying = self._fleet.name(child.role, child.device), []
+        del self._children[name]
+        # Before the child itself: nobody else gets its pid, which is the session's, as long as it is not collected.
+        members = await_session(child.pid, end_s) if child.role in WORKERS else []
+        try:
+            child.process.wait(timeout=max(0.0, end_s - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            staying.append(f"{name} (pid {child.pid})")
+        os.close(child.pidfd)
+        staying += [f"a process of {name} (pid {pid})" for pid in members]
+        for who in staying:
+            log.error("%s was killed, but has not ended: the kernel holds it", who)
+        return staying
 
     def _ask_to_end(self, workers: Iterable[Child]) -> None:
         """Before SIGKILL, where workers share a GPU."""
@@ -223,28 +255,6 @@ class Supervisor:
             for pid in (child.pid, *session_of(child.pid)):
                 self.free_gpu(child.device, pid)
         _still_running(running, TERM_S)
-
-
-def session_of(leader: int) -> list[int]:
-    """Pids of the other living processes in a session: what its leader started and did not end."""
-    found = []
-    for place in Path("/proc").iterdir():
-        if place.name.isdigit() and int(place.name) != leader:
-            with suppress(OSError, IndexError):
-                state, _, _, session = (place / "stat").read_text(errors="replace").rpartition(")")[2].split()[:4]
-                if int(session) == leader and state != "Z":
-                    found.append(int(place.name))
-    return sorted(found)
-
-
-def _end_session(leader: int) -> None:
-    """Kill the rest of a session and wait until it is gone: the daemon that it uses the GPU through is stopped next."""
-    end = time.monotonic() + SESSION_S
-    while (members := session_of(leader)) and time.monotonic() < end:
-        for pid in members:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(_PAUSE_S)
 
 
 def _still_running(children: Sequence[Child], deadline_s: float) -> list[Child]:
