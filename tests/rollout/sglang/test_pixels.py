@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import wait
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -32,8 +32,8 @@ def made_for(node: Node, dtype: torch.dtype = torch.bfloat16) -> Pixels:
 
 
 def places(node: Node) -> list[Place]:
-    """Of all pictures, in order: one, two, and a film."""
-    return [Place(medium.offset, medium.rows) for slot in node.slots for medium in slot.media]
+    """Of all pictures, in order: one, two, and a film, all as if they were images."""
+    return [Place(medium.offset, medium.rows, video=False) for slot in node.slots for medium in slot.media]
 
 
 def stored(node: Node, place: Place) -> torch.Tensor:
@@ -89,8 +89,28 @@ def test_what_others_gave_already_does_not_stand_in_the_way(shared_node: Node, p
     for place in (first, first, second, third):
         pixels.expect(place)
     assert torch.equal(pixels.take(third), stored(shared_node, third).to(torch.bfloat16))
-    assert not pixels._expected
+    assert not any(pixels._expected.values())
     assert not pixels._made
+
+
+def test_images_are_taken_before_videos_that_were_expected_before_them(
+    shared_node: Node, pixels: Pixels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As SGLang does in each prefill step."""
+    first, second, third, fourth = places(shared_node)
+    film, other = (place._replace(video=True) for place in (first, third))
+    monkeypatch.setattr(module, "AHEAD_BYTES", 1)
+    made = watch(pixels, monkeypatch)
+    for place in (film, second, other, fourth):
+        pixels.expect(place)
+    assert list(pixels._made) == [film, second], "so much of each kind"
+    for place in (second, fourth, film, other):
+        assert torch.equal(pixels.take(place), stored(shared_node, place).to(torch.bfloat16))
+    assert sorted(made) == sorted([film, second, other, fourth]), "once each"
+    for place in (film, second, other):
+        pixels.expect(place)
+    pixels.take(other)
+    assert list(pixels._made) == [second], "of videos only those before it are not wanted any more"
 
 
 def test_one_picture_that_is_larger_than_all_that_may_be_made_ahead_is_made_too(
@@ -125,8 +145,37 @@ def test_a_request_may_come_before_its_inputs(shared_node: Node, monkeypatch: py
     made.close()
 
 
+def test_the_end_of_a_unit_does_not_wait_for_inputs_that_never_came(
+    shared_node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = made_for(shared_node)
+    waits = threading.Event()
+    wait_for = made._changed.wait_for
+
+    def watched(*args: Any) -> bool:
+        waits.set()
+        return bool(wait_for(*args))
+
+    monkeypatch.setattr(made._changed, "wait_for", watched)
+    first, second, *_ = places(shared_node)
+    made.expect(first)
+    made.expect(second)
+    rows = made._made[first]
+    assert waits.wait(10.0)
+    closes = threading.Thread(target=made.close)
+    closes.start()
+    closes.join(10.0)
+    assert not closes.is_alive()
+    with pytest.raises(StateError, match="of a unit that is over"):
+        rows.result(0.0)
+    made.open(shared_node.segments.map_again(shared_node.inputs_ref))
+    made.expect(first)
+    assert torch.equal(made.take(first), stored(shared_node, first).to(torch.bfloat16)), "the next unit's"
+    made.close()
+
+
 def test_a_place_outside_the_segment_is_an_error_of_whoever_takes_it(shared_node: Node, pixels: Pixels) -> None:
-    outside = Place(shared_node.inputs.size_bytes - 4, 4)
+    outside = Place(shared_node.inputs.size_bytes - 4, 4, video=False)
     pixels.expect(outside)
     with pytest.raises(SegmentError):
         pixels.take(outside)
@@ -137,7 +186,7 @@ def test_the_segment_is_let_go_with_what_was_expected(shared_node: Node) -> None
     before = threading.active_count()
     made.close()  # where there is none
     made.open(mapping)
-    with pytest.raises(StateError, match="while those of another are in use"):
+    with pytest.raises(StateError, match="while another's are in use"):
         made.open(shared_node.segments.map_again(shared_node.inputs_ref))
     for place in places(shared_node):
         made.expect(place)

@@ -105,7 +105,10 @@ def arrive(made: Any, rid: str, pictures: Any = None) -> Any:
 
 def test_the_pictures_of_a_prompts_first_request_are_those_of_the_others_too() -> None:
     made = pictured()
-    items = [SimpleNamespace(offsets=[(1, 2)], model_specific_data={PLACE: place}) for place in ((64, 8), (128, 4))]
+    items = [
+        SimpleNamespace(offsets=[(1, 2)], model_specific_data={PLACE: place})
+        for place in ((64, 8, False), (128, 4, True))
+    ]
     first = arrive(made, "u1p-000004-000000", SimpleNamespace(mm_items=items, mrope_positions="positions"))
     first.mm_items[0].offsets = []
     first.mm_items.pop()
@@ -113,10 +116,12 @@ def test_the_pictures_of_a_prompts_first_request_are_those_of_the_others_too() -
         given = arrive(made, f"u1p-000004-00000{sample}")
         assert given.mrope_positions == "positions"
         assert [item.offsets for item in given.mm_items] == [[(1, 2)]] * 2
-        assert given.mm_items[0].model_specific_data[PLACE] == (64, 8)
+        assert given.mm_items[0].model_specific_data[PLACE] == (64, 8, False)
         given.mm_items[0].offsets = []
     expected = getattr(made.tp_worker.model_runner.model, PIXELS).places
-    assert expected == [Place(64, 8), Place(128, 4)], "once, in the order in which the tower will want them"
+    assert expected == [Place(64, 8, video=False), Place(128, 4, video=True)], (
+        "once, in the order in which the tower will want them"
+    )
 
 
 def test_a_prompt_without_pictures_gets_none_and_one_whose_pictures_are_missing_is_refused() -> None:

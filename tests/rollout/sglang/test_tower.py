@@ -39,7 +39,7 @@ class Taken:
 
 
 def items(*places: tuple[int, int]) -> list[Any]:
-    return [SimpleNamespace(feature=None, model_specific_data={PLACE: place}) for place in places]
+    return [SimpleNamespace(feature=None, model_specific_data={PLACE: (*place, False)}) for place in places]
 
 
 def test_the_tower_gets_the_pixels_of_each_place_and_nothing_keeps_them() -> None:

@@ -55,7 +55,7 @@ def _item(medium: Medium) -> MultimodalDataItem:
         modality=Modality.VIDEO if medium.video else Modality.IMAGE,
         format=MultimodalInputFormat.PROCESSOR_OUTPUT,
         offsets=[(medium.first, medium.last)],
-        model_specific_data={grid: torch.tensor(medium.frames), PLACE: (medium.offset, medium.rows)},
+        model_specific_data={grid: torch.tensor(medium.frames), PLACE: (medium.offset, medium.rows, medium.video)},
     )
     item.set_hash(medium.name)
     return item

@@ -10,6 +10,12 @@ model.
     the tower's turn           take ◄───────── ready by then; else made at once (a prompt that lost its place)
     the scheduler rests        close: nobody looks at the segment any more
 
+A prefill step takes its images before its videos, whichever came first: they are two queues.
+
+Host memory, of each rank: AHEAD_BYTES of images and as much of videos, or one picture that has more; and what prefill
+steps have taken that the GPU has not copied yet. For a GPU torch pins it, in blocks that it rounds up to a power of
+two, and keeps what is freed; `scheduler.rest` has it given back.
+
 Pixels would else travel through SGLang's messages: each hop copies tens of megabytes of every prompt, in the thread
 that also starts the GPU's work.
 """
@@ -29,7 +35,8 @@ from rollplex.memory.segment import Mapping
 from rollplex.memory.tensors import tensor
 
 AHEAD_BYTES: Final = 256 * 2**20
-"""Of rows that are made and not taken, unless one picture alone has more: two prefill steps of large pictures."""
+"""Of rows of images, or of videos, that are made and not taken, unless one alone has more: two prefill steps of large
+pictures."""
 OPEN_DEADLINE_S: Final = 60.0
 """How much later than a request the segment may come: of several ranks each has it from another process."""
 
@@ -40,6 +47,7 @@ class Place(NamedTuple):
     offset: int
     """Of float32 [rows, row width]."""
     rows: int
+    video: bool
 
 
 class Pixels:
@@ -51,9 +59,12 @@ class Pixels:
         self._dtype = dtype
         self._device = device
         self._mapping: Mapping | None = None
-        self._opened = threading.Event()
+        self._closing = False
+        self._changed = threading.Condition()
+        """Of the two above."""
         self._thread: ThreadPoolExecutor | None = None
-        self._expected: deque[Place] = deque()
+        self._expected: dict[bool, deque[Place]] = {False: deque(), True: deque()}
+        """By whether they are videos."""
         self._made: dict[Place, Future[Tensor]] = {}
 
     def open(self, mapping: Mapping) -> None:
@@ -62,31 +73,35 @@ class Pixels:
         Raises:
             StateError: another unit's is open.
         """
-        if self._opened.is_set():
-            mapping.close()
-            raise StateError("A unit's inputs came while those of another are in use", needed="the scheduler at rest")
-        self._mapping = mapping
-        self._opened.set()
+        with self._changed:
+            if self._mapping is not None:
+                mapping.close()
+                raise StateError("A unit's inputs came while another's are in use", needed="the scheduler at rest")
+            self._mapping = mapping
+            self._changed.notify_all()
 
     def expect(self, place: Place) -> None:
-        """The tower will want these rows, after all that were expected before."""
-        self._expected.append(place)
-        self._make_ahead()
+        """The tower will want these rows, after all of their kind that were expected before."""
+        expected = self._expected[place.video]
+        expected.append(place)
+        self._make_ahead(expected)
 
     def take(self, place: Place) -> Tensor:
-        """The rows on the model's device, of the model's dtype. What was expected before them is not wanted any more.
+        """The rows on the model's device, of the model's dtype. What was expected before them, of their kind, is
+        not wanted any more: SGLang found it encoded.
 
         Raises:
             WaitError: the segment has not come.
             SegmentError: they do not lie in it.
         """
         ready = None
-        if place in self._expected:
-            while (first := self._expected.popleft()) != place:
+        expected = self._expected[place.video]
+        if place in expected:
+            while (first := expected.popleft()) != place:
                 self._forget(first)
             ready = self._made.pop(place, None)
         rows = self._rows(place) if ready is None else ready.result()  # which has the deadline of `_rows`
-        self._make_ahead()
+        self._make_ahead(expected)
         return rows.to(self._device, non_blocking=True)
 
     def close(self) -> None:
@@ -95,22 +110,31 @@ class Pixels:
         Raises:
             SegmentError: something looks at it; it stays mapped.
         """
-        self._expected.clear()
+        for expected in self._expected.values():
+            expected.clear()
         self._made.clear()
         if self._thread is not None:
-            self._thread.shutdown(cancel_futures=True)  # waits for the rows that it makes
+            self._end_thread(self._thread)
             self._thread = None
-        if self._mapping is not None:
-            self._mapping.close()
-            self._mapping = None
-            self._opened.clear()
+        with self._changed:
+            if self._mapping is not None:
+                self._mapping.close()
+                self._mapping = None
 
-    def _make_ahead(self) -> None:
-        """Have the next ones made, as many as may lie there."""
+    def _end_thread(self, thread: ThreadPoolExecutor) -> None:
+        """Waits for the rows that it makes, not for a segment that has not come."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        thread.shutdown(cancel_futures=True)
+        self._closing = False
+
+    def _make_ahead(self, expected: deque[Place]) -> None:
+        """Have the next ones of a kind made, as many as may lie there."""
         total = 0
-        for place in self._expected:
+        for place in expected:
             total += place.rows * self._row_width * self._dtype.itemsize
-            if total > AHEAD_BYTES and place is not self._expected[0]:
+            if total > AHEAD_BYTES and place is not expected[0]:
                 return
             if place not in self._made:
                 self._thread = self._thread or ThreadPoolExecutor(1, "rollplex-pixels", self._enter)
@@ -127,10 +151,17 @@ class Pixels:
 
     def _rows(self, place: Place) -> Tensor:
         """On the host, not the segment's own."""
-        if not self._opened.wait(OPEN_DEADLINE_S):
-            raise WaitError("A unit's inputs have not come", got=f"nothing within {OPEN_DEADLINE_S:.0f} s")
-        assert self._mapping is not None
         shape = (place.rows, self._row_width)
-        stored = tensor(self._mapping, place.offset, shape, torch.float32)
+        stored = tensor(self._opened(), place.offset, shape, torch.float32)
         rows = torch.empty(shape, dtype=self._dtype, device="cpu", pin_memory=self._device.type == "cuda")
         return rows.copy_(stored)
+
+    def _opened(self) -> Mapping:
+        """The segment, when it has come."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._mapping is not None or self._closing, OPEN_DEADLINE_S)
+            if self._mapping is not None:
+                return self._mapping
+            if self._closing:
+                raise StateError("Rows are made of a unit that is over", needed="its inputs before its end")
+        raise WaitError("A unit's inputs have not come", got=f"nothing within {OPEN_DEADLINE_S:.0f} s")
