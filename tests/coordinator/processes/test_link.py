@@ -123,6 +123,16 @@ def test_a_call_returns_its_answers_by_role_and_gives_the_handler_back(site: Sit
     site.link.pump(lambda: len(seen) == 1)
 
 
+def test_a_call_that_cannot_ask_everybody_gives_the_handler_back_too(site: Site) -> None:
+    worker = site.join(Role.ROLLOUT)
+    seen = Seen(site, DigestReply)
+    with pytest.raises(ProtocolError, match="has not joined"):
+        site.link.call_many({Role.ROLLOUT: digest, Role.PREFIX: digest}, "digest", SECTION_S, DigestReply)
+    answer(worker)
+    site.link.pump(lambda: not site.link.waits.open)
+    assert len(seen) == 1
+
+
 def test_an_answer_to_nothing_is_refused_and_names_what_is_awaited(site: Site) -> None:
     worker = site.join(Role.ROLLOUT)
     Seen(site, DigestReply)

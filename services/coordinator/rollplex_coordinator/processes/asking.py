@@ -127,16 +127,15 @@ class Asking(ABC):
         def keep(peer: Peer, message: AnswerT) -> None:
             answers[peer.role, peer.device] = message
 
-        self.on(answer, keep)
-        for team, make in instructions:
-            self.ask_team(team, make, what, section_s, heard)
-        teams = [team for team, _ in instructions]
         wanted = [
             (team.role, device)
-            for team in teams
+            for team, _ in instructions
             for device in (team.devices if answer in OF_A_DEVICE else (team.leader,))
         ]
+        self.on(answer, keep)
         try:
+            for team, make in instructions:
+                self.ask_team(team, make, what, section_s, heard)
             self.pump(lambda: len(answers) == len(wanted))
         finally:
             if before is not None:
