@@ -18,6 +18,7 @@ from rollplex.memory.header import HeaderPage
 from rollplex.memory.predict import pool_kv_bytes
 from rollplex.protocol.common import Memory
 from rollplex_rollout.engine import FinishedGroup, UnitReport
+from rollplex_rollout.sglang.leftovers import noted
 from rollplex_rollout.sglang.requests import Pictures, Request
 from rollplex_rollout.sglang.starting import start
 from rollplex_rollout.sglang.streams import Chunk
@@ -67,8 +68,10 @@ def live(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     dtype, device = request.param
     with kernels(device):
         made = Live(tmp_path_factory.mktemp("s"), dtype, device)
+        shared = [noted(folder) for folder in made.node.run_dir.iterdir()]
         yield made
         made.engine.close()
+    assert [path for path in shared if path is None or path.exists()] == [], "nor is anything elsewhere"
     assert list(made.node.run_dir.iterdir()) == [], "no socket is left in the run directory"
     assert processes() == []
     made.node.segments.close()
@@ -85,6 +88,9 @@ def test_its_sockets_are_in_a_folder_of_the_run_that_is_closed_to_others(live: L
     (folder,) = live.node.run_dir.iterdir()
     assert folder.stat().st_mode & 0o777 == 0o700
     assert sum(1 for path in folder.iterdir() if path.is_socket()) >= 3
+    file = noted(folder)
+    assert file is not None, "which tells of what lies elsewhere"
+    assert file.exists()
 
 
 def test_nothing_of_it_listens_where_another_machine_could_reach_it(live: Live) -> None:

@@ -16,7 +16,7 @@ import zmq
 import zmq.asyncio
 
 from rollplex.errors import EngineError
-from rollplex_rollout.sglang import runtime
+from rollplex_rollout.sglang import leftovers, runtime
 from rollplex_rollout.sglang.runtime import SglangRuntime, make_folder
 
 
@@ -30,6 +30,31 @@ def test_a_folder_is_closed_to_others_and_those_of_dead_processes_go(tmp_path: P
     made = make_folder(tmp_path)
     assert made.stat().st_mode & 0o777 == 0o700
     assert sorted(tmp_path.iterdir()) == sorted([alive, made, other])
+
+
+def test_the_file_that_sglang_of_a_dead_process_left_elsewhere_goes_with_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared, run_dir = tmp_path / "shm", tmp_path / "run"
+    monkeypatch.setattr(leftovers, "SHARED", shared)
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    files = [shared / name for name in ("sglang_loads_a.shm", "sglang_loads_b.shm", "others")]
+    folders = [run_dir / name for name in (f"sglang-{gone.pid}-a", f"sglang-{os.getppid()}-b", f"sglang-{gone.pid}-c")]
+    for path in (shared, run_dir, *folders):
+        path.mkdir()
+    for file, folder in zip(files, folders, strict=True):
+        file.touch()
+        leftovers.note(folder, file)
+    (folders[2] / "shared_file").write_text("../shm/others")
+    made = SglangRuntime(make_folder(run_dir))
+    assert sorted(shared.iterdir()) == sorted(files[1:]), "neither of a live process nor what SGLang does not make"
+    assert sorted(run_dir.iterdir()) == sorted([folders[1], made.folder])
+    files[0].touch()
+    leftovers.note(made.folder, files[0])
+    made.close()
+    assert not files[0].exists()
+    assert not made.folder.exists()
 
 
 def test_an_engine_that_cannot_be_made_is_named_and_leaves_nothing(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import sys
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch.distributed as dist
 
 from rollplex_rollout.sglang.hooks import BUSY, PLACE
 from rollplex_rollout.sglang.pixels import Place
-from rollplex_rollout.sglang.scheduler import agreed, begin, with_pictures
+from rollplex_rollout.sglang.scheduler import agreed, begin, rest, with_pictures
 from rollplex_rollout.sglang.tower import PIXELS
 
 
@@ -41,6 +42,34 @@ def test_it_does_not_begin_while_requests_run() -> None:
     with pytest.raises(RuntimeError, match=BUSY):
         begin(made, 41)
     assert made.model_config.hf_eos_token_id == {2, 3}
+
+
+def test_at_rest_a_gpus_memory_and_pinned_memory_are_given_back_when_nothing_uses_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[str] = []
+
+    def noted(name: str) -> Any:
+        def call() -> bool:
+            done.append(name)
+            return True
+
+        return call
+
+    encoded = SimpleNamespace(embedding_cache=SimpleNamespace(clear=noted("encoded")))
+    monkeypatch.setitem(sys.modules, "sglang", ModuleType("sglang"))
+    monkeypatch.setitem(sys.modules, "sglang.srt", ModuleType("sglang.srt"))
+    monkeypatch.setitem(sys.modules, "sglang.srt.managers", SimpleNamespace(mm_utils=encoded))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", noted("copies are over"))
+    monkeypatch.setattr(torch.cuda, "empty_cache", noted("device"))
+    monkeypatch.setattr(torch._C, "_host_emptyCache", noted("pinned"), raising=False)  # of torch for GPUs
+    model = SimpleNamespace(**{PIXELS: SimpleNamespace(close=noted("pixels"))})
+    made = scheduler(idle=True)
+    made.flush_cache = noted("keys and values")
+    made.tp_worker = SimpleNamespace(model_runner=SimpleNamespace(model=model))
+    rest(made)
+    assert done == ["copies are over", "keys and values", "pixels", "encoded", "device", "pinned"]
 
 
 @pytest.mark.parametrize(

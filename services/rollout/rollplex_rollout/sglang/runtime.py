@@ -26,7 +26,6 @@ import importlib.util
 import logging
 import os
 import select
-import shutil
 import signal
 import sys
 import tempfile
@@ -39,7 +38,7 @@ from typing import Any, Final, TypeVar
 
 from rollplex.errors import EngineError
 from rollplex.layout.shape import ModelShape
-from rollplex_rollout.sglang import wire
+from rollplex_rollout.sglang import leftovers, wire
 from rollplex_rollout.sglang.hooks import BUSY
 from rollplex_rollout.sglang.remote import Door, RemoteWeights
 from rollplex_rollout.sglang.requests import Pictures, Request
@@ -198,7 +197,7 @@ class SglangRuntime:
         return {**scheduler, "memory_usage": states[0]["memory_usage"]}
 
     def close(self) -> None:
-        """End every process of SGLang and remove its folder. Also after a start that failed.
+        """End every process of SGLang and remove its files. Also after a start that failed.
 
         Raises:
             EngineError: a process is still there after the deadline.
@@ -223,7 +222,7 @@ class SglangRuntime:
             if self._old_quit is not None:
                 signal.signal(signal.SIGQUIT, self._old_quit)
                 self._old_quit = None
-            shutil.rmtree(self.folder, ignore_errors=True)
+            leftovers.remove(self.folder)
         if left:
             raise EngineError("SGLang's processes cannot be ended", got=f"pids {left}")
 
@@ -336,7 +335,6 @@ def _kill_processes(engine: Any) -> None:
     """
     if "sglang.srt.utils" not in sys.modules:
         return
-    from sglang.srt.managers.load_snapshot import shm_path_for  # noqa: PLC0415
     from sglang.srt.utils import kill_process_tree  # noqa: PLC0415
 
     if engine is None:
@@ -344,7 +342,6 @@ def _kill_processes(engine: Any) -> None:
         return
     atexit.unregister(engine.shutdown)
     engine.shutdown()
-    Path(shm_path_for(engine.port_args.instance_id)).unlink(missing_ok=True)  # only an orderly end would remove it
 
 
 @contextlib.contextmanager
@@ -391,5 +388,5 @@ def make_folder(run_dir: Path | None) -> Path:
         for old in run_dir.glob("sglang-*-*"):
             pid = old.name.split("-")[1]
             if pid.isdigit() and not Path(f"/proc/{pid}").exists():
-                shutil.rmtree(old, ignore_errors=True)
+                leftovers.remove(old)
     return Path(tempfile.mkdtemp(prefix=f"sglang-{os.getpid()}-", dir=run_dir))

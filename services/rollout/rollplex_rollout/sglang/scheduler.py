@@ -10,14 +10,17 @@ loader has the offer and nothing is captured yet: `loader.MappedLoader.load_mode
 from __future__ import annotations
 
 import copy
+import os
 import sys
 from collections.abc import Callable
 from functools import wraps
+from pathlib import Path
 from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 
+from rollplex_rollout.sglang import leftovers, wire
 from rollplex_rollout.sglang.hooks import BEGIN, BUSY, PLACE, REST, TOGETHER, has_pictures, prompt_of
 from rollplex_rollout.sglang.pixels import Pixels, Place
 from rollplex_rollout.sglang.positions import POSITIONS, at_once
@@ -31,9 +34,10 @@ MAX_REASON_BYTES: Final = 1000
 """The thread that reads headers must not wait 5 ms for the interpreter."""
 
 
-def run_scheduler(*args: Any, **kwargs: Any) -> Any:
+def run_scheduler(server_args: Any, port_args: Any, *args: Any, **kwargs: Any) -> Any:
     """In place of SGLang's `run_scheduler_process`, which it ends in."""
     from sglang.srt.managers import scheduler  # noqa: PLC0415 - after the fork of modules that hooks repair
+    from sglang.srt.managers.load_snapshot import shm_path_for  # noqa: PLC0415
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType  # noqa: PLC0415
 
     sys.setswitchinterval(_THREAD_SWITCH_S)
@@ -43,7 +47,8 @@ def run_scheduler(*args: Any, **kwargs: Any) -> Any:
     setattr(scheduler.Scheduler, BEGIN, begin)
     setattr(scheduler.Scheduler, REST, rest)
     setattr(scheduler.Scheduler, TOGETHER, together)
-    return scheduler.run_scheduler_process(*args, **kwargs)
+    leftovers.note(Path(os.environ[wire.SOCKET_VARIABLE]).parent, Path(shm_path_for(port_args.instance_id)))
+    return scheduler.run_scheduler_process(server_args, port_args, *args, **kwargs)
 
 
 def mapped_loader(_original: Callable[..., Any], load_config: Any, model_config: Any = None) -> Any:  # noqa: ARG001
@@ -167,6 +172,7 @@ def rest(self: Any) -> None:
         mm_utils.embedding_cache.clear()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()  # the unit's lease ends: what it worked with is others' to be granted
+        torch._C._host_emptyCache()  # noqa: SLF001 - as torch's own graphs do; pinned memory, of pixels above all
 
 
 def _require_idle(scheduler: Any) -> None:
