@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from rollplex.conformance.program import Program, session_of
+from rollplex.conformance.program import Program
 from rollplex.errors import ConfigError
+from rollplex.session import session_of
 
 
 @pytest.fixture

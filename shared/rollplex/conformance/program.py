@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from rollplex.errors import ConfigError
+from rollplex.session import kill, kill_session, session_of
 
 AS_A_NODE: Final = {
     **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
@@ -99,23 +100,10 @@ class Program:
 
     def end(self) -> None:
         """End it and everything in its session, if anything is left of it."""
-        for pid in (self.pid, *session_of(self.pid)):
-            with suppress(ProcessLookupError):
-                if pid != self.pid or self._process.poll() is None:
-                    os.kill(pid, signal.SIGKILL)
+        if self._process.poll() is None:
+            kill(self.pid)
+        kill_session(self.pid)
         self._process.wait(timeout=GONE_S)
-
-
-def session_of(leader: int) -> list[int]:
-    """Pids of the other living processes in a session."""
-    found = []
-    for place in Path("/proc").iterdir():
-        if place.name.isdigit() and int(place.name) != leader:
-            with suppress(OSError, IndexError, ValueError):
-                state, _, _, session = (place / "stat").read_text(errors="replace").rpartition(")")[2].split()[:4]
-                if int(session) == leader and state not in "ZX":
-                    found.append(int(place.name))
-    return sorted(found)
 
 
 def _files(run_dir: Path) -> set[str]:

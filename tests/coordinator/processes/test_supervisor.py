@@ -16,9 +16,9 @@ import pytest
 
 from rollplex.errors import ConfigError
 from rollplex.protocol.common import Device, Role
+from rollplex.session import session_of
 from rollplex_coordinator.decisions.fleet import SINGLE, Fleet, fleet_of
 from rollplex_coordinator.processes.environment import GpuAccess
-from rollplex_coordinator.processes.session import session_of
 from rollplex_coordinator.processes.supervisor import MODULES, Child, NotEndedError, Supervisor
 from support.core import make_config
 
@@ -342,7 +342,7 @@ def test_what_a_worker_started_and_a_kill_does_not_end_is_told(make: Make, monke
     child = supervisor.start(Role.ROLLOUT, Device())
     scheduler = started_by(child)
     with monkeypatch.context() as kernel:
-        kernel.setattr("rollplex_coordinator.processes.session.kill", lambda pid: None)
+        kernel.setattr("rollplex.session.kill", lambda pid: None)
         staying = supervisor.end({Role.ROLLOUT})
     try:
         assert staying == [f"a process of rollout (pid {scheduler})"]

@@ -30,9 +30,9 @@ from msgspec import Struct
 from rollplex.errors import ConfigError, RollplexError
 from rollplex.programs import own
 from rollplex.protocol.common import Device, Role
+from rollplex.session import await_session, kill_session, session_of
 from rollplex_coordinator.decisions.fleet import DEVICE, SINGLE, Fleet
 from rollplex_coordinator.processes.environment import WORKERS, GpuAccess, environment_of
-from rollplex_coordinator.processes.session import await_session, kill_session, session_of
 
 TERM_S = 2.0
 KILLED_S = 30.0

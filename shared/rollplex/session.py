@@ -1,6 +1,6 @@
-"""What is left of a session: the processes that a worker started, by the kernel's word, and their end.
+"""What is left of a session: the processes that a program started, by the kernel's word, and their end.
 
-Owns how a living process is told from a dead one. Knows nothing of roles.
+Owns how a living process is told from a dead one. Knows nothing of workers.
 """
 
 from __future__ import annotations
