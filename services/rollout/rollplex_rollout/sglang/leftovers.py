@@ -25,7 +25,7 @@ def note(folder: Path, file: Path) -> None:
 def noted(folder: Path) -> Path | None:
     """The file; None if none is noted that SGLang could have made, or not yet."""
     name = ""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(FileNotFoundError):  # it ended before it had one
         name = (folder / _NOTE).read_text()
     return SHARED / name if name.startswith(_BEGINNING) and Path(name).name == name else None
 
@@ -34,6 +34,6 @@ def remove(folder: Path) -> None:
     """The folder and the file, as far as they may be removed: of processes that are gone, or end now."""
     file = noted(folder)
     if file is not None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(PermissionError):  # another user's by now
             file.unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
