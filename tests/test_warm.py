@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -61,6 +62,16 @@ def ends(pidfd: int) -> bool:
     return bool(select.select([pidfd], [], [], DEADLINE_S)[0])
 
 
+def until_it_blocks(pid: int, number: signal.Signals) -> None:
+    end = time.monotonic() + DEADLINE_S
+    while time.monotonic() < end:
+        blocked = Path(f"/proc/{pid}/status").read_text().split("SigBlk:")[1].split()[0]
+        if int(blocked, 16) >> (number - 1) & 1:
+            return
+        time.sleep(0.01)
+    pytest.fail(f"{number.name} is never blocked")
+
+
 def test_a_worker_of_a_node_is_forked_and_a_cold_one_is_not() -> None:
     assert is_warm(environment())
     assert not is_warm(environment(**COLD))
@@ -103,6 +114,22 @@ def test_a_signal_reaches_it_and_its_answer_comes_back() -> None:
     with begun("obey") as (process, _):
         process.send_signal(signal.SIGTERM)
         assert process.wait(DEADLINE_S) == signal.SIGTERM + 1
+
+
+def test_a_signal_that_comes_while_it_is_forked_reaches_it_too() -> None:
+    with warm_process(modules=()) as pid:
+        os.kill(pid, signal.SIGSTOP)
+        process = subprocess.Popen(command("wait"), env=environment(), stdout=subprocess.DEVNULL)
+        try:
+            until_it_blocks(process.pid, signal.SIGTERM)
+            process.send_signal(signal.SIGTERM)
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(0.2)
+            os.kill(pid, signal.SIGCONT)
+            assert process.wait(DEADLINE_S) == -signal.SIGTERM
+        finally:
+            process.kill()
+            process.wait()
 
 
 @pytest.mark.parametrize("doing", ["wait", "stand still"])

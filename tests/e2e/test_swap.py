@@ -88,14 +88,14 @@ def test_a_rollout_is_replaced_before_iteration_3_and_back_before_6_while_the_ru
     before = rollout(api)
     assert (before["command"], before["incarnation"]) == (BACK, 1)
     done = swap(node, api, OTHER)
-    assert (done["state"], done["step"]) == ("swapped", 3), done
+    assert (done["state"], done["step"]) == ("swapped", 3), str(done)
     now = rollout(api)
     assert (now["command"], now["incarnation"]) == (OTHER, 2)
     assert now["pid"] != before["pid"]
     assert now["since_wall_s"] > before["since_wall_s"]
     iterate(node, api, 3)
     done = swap(node, api, BACK)
-    assert (done["state"], done["step"]) == ("swapped", 6), done
+    assert (done["state"], done["step"]) == ("swapped", 6), str(done)
 
 
 @pytest.mark.timeout(200)
@@ -112,7 +112,7 @@ def test_a_newcomer_that_does_not_conform_is_refused_by_name_and_the_run_goes_on
     node: Node, api: httpx.Client, command: list[str], case: str
 ) -> None:
     refused = swap(node, api, command)
-    assert (refused["state"], refused["case"]) == ("refused", case), refused
+    assert (refused["state"], refused["case"]) == ("refused", case), str(refused)
     assert refused["got"]
     assert refused["needed"]
     assert rollout(api)["incarnation"] == 3
@@ -121,7 +121,7 @@ def test_a_newcomer_that_does_not_conform_is_refused_by_name_and_the_run_goes_on
 @pytest.mark.timeout(200)
 def test_one_that_conforms_and_dies_when_it_takes_the_place_gives_it_back(node: Node, api: httpx.Client) -> None:
     refused = swap(node, api, broken("dies_in_a_real_run"), meanwhile=1)
-    assert (refused["state"], refused["case"]) == ("refused", "takeover"), refused
+    assert (refused["state"], refused["case"]) == ("refused", "takeover"), str(refused)
     assert "exit code 7" in refused["got"]
     now = rollout(api)
     assert (now["command"], now["incarnation"], now["state"]) == (BACK, 5, "ready")
@@ -132,13 +132,13 @@ def test_a_prefix_service_is_replaced_too_and_one_that_ends_before_its_first_ite
     node: Node, api: httpx.Client
 ) -> None:
     done = swap(node, api, OTHER_PREFIX, role="prefix")
-    assert (done["state"], done["step"]) == ("swapped", 7), done
+    assert (done["state"], done["step"]) == ("swapped", 7), str(done)
     os.kill(service(api, "prefix")["pid"], signal.SIGKILL)
     node.until(lambda: state(api)["state"] == "refused", "the old program in its place")
     assert (state(api)["case"], service(api, "prefix")["incarnation"]) == ("takeover", 3)
     assert "killed by SIGKILL" in state(api)["got"]
     done = swap(node, api, OTHER_PREFIX, role="prefix")
-    assert (done["state"], done["step"]) == ("swapped", 7), done
+    assert (done["state"], done["step"]) == ("swapped", 7), str(done)
 
 
 def test_what_cannot_be_replaced_is_a_conflict(api: httpx.Client) -> None:

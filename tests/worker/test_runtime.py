@@ -65,6 +65,14 @@ HANGS = """
         print("working", flush=True)
         time.sleep(600)
 """
+WAITS_IN_C = """
+    def handle(self, message, reply):
+        import ctypes
+        c, lock = ctypes.CDLL(None), ctypes.create_string_buffer(256)
+        print("working", flush=True)
+        c.pthread_mutex_lock(lock)
+        c.pthread_mutex_lock(lock)  # no signal ends this wait
+"""
 CLOSES = """
     def close(self):
         print("closed", flush=True)
@@ -305,8 +313,9 @@ def test_a_worker_that_is_asked_from_outside_to_end_asks_the_coordinator(site: S
     assert process.wait() == 0
 
 
-def test_a_worker_that_is_not_told_to_leave_in_time_leaves_by_itself(site: Site) -> None:
-    process, peer = site.open(grace_s=0.2).joined(HANGS)
+@pytest.mark.parametrize("code", [HANGS, WAITS_IN_C], ids=["in Python", "in C, where no handler runs"])
+def test_a_worker_that_is_not_told_to_leave_in_time_leaves_by_itself(site: Site, code: str) -> None:
+    process, peer = site.open(grace_s=0.2).joined(code)
     site.tell(peer, DigestRequest(cause=1))
     site.until(Received)
     wait_for_print(process, "working", lambda: site.hub.poll(0.01) if site.hub else None)

@@ -26,6 +26,7 @@ from rollplex.worker.connection import ToldToLeave, connect_stream, watch
 from rollplex.worker.messages import CoordinatorGone, MessageThread
 from rollplex.worker.options import parse_options
 from rollplex.worker.segments import Segments
+from rollplex.worker.terms import Terms
 
 EXIT_FAILED = 1
 EXIT_COORDINATOR_GONE = 3
@@ -83,15 +84,13 @@ def run(role: Role, make_service: Callable[[Segments], Service], argv: Sequence[
     """
     options = parse_options(role, argv)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the coordinator's to handle
-    terms: list[int] = []
-    # From the start: as process 1 of a container this process gets no signal that it does not handle.
-    signal.signal(signal.SIGTERM, lambda signum, _frame: terms.append(signum))
+    terms = Terms()
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)  # kill -USR1 writes every thread's stack to the log
     sys.setswitchinterval(THREAD_SWITCH_S)  # the message thread must not wait 5 ms for the interpreter
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {role} %(levelname)s %(message)s")
     try:
-        run_dir, stream, hello, welcome = connect_stream(options, lambda: terms)
+        run_dir, stream, hello, welcome = connect_stream(options, lambda: terms.came)
     except ToldToLeave:
         log.info("told to leave before there was a coordinator")
         sys.exit(0)
@@ -100,11 +99,11 @@ def run(role: Role, make_service: Callable[[Segments], Service], argv: Sequence[
         sys.exit(EXIT_FAILED)
     log.info("pid %d joined run %s as incarnation %d", os.getpid(), welcome.run_id, options.incarnation)
     messages = MessageThread(run_dir.control_endpoint, hello, welcome.alive_every_s)
-    _obey_signals(messages, welcome.grace_s, terms)
+    terms.obey(lambda: _ask_to_leave(messages, welcome.grace_s))
     watch(stream, lambda: _coordinator_ended(messages, welcome.grace_s, terms))
     messages.start()
     code = _serve(messages, lambda: make_service(Segments(stream, backend, welcome.run_id, run_dir.path)))
-    code = 0 if terms and code == EXIT_COORDINATOR_GONE else code
+    code = 0 if terms.came and code == EXIT_COORDINATOR_GONE else code
     messages.stop()
     log.info("leaving with exit code %d", code)
     logging.shutdown()
@@ -152,30 +151,22 @@ def _close(service: object) -> None:
             log.error("%s", error)
 
 
-def _coordinator_ended(messages: MessageThread, grace_s: float, terms: list[int]) -> None:
-    code = 0 if terms else EXIT_COORDINATOR_GONE
+def _coordinator_ended(messages: MessageThread, grace_s: float, terms: Terms) -> None:
+    code = 0 if terms.came else EXIT_COORDINATOR_GONE
     if messages.starting:
         os._exit(code)
     messages.inbox.put(CoordinatorGone("the coordinator ended", do="Start the run again."))
+    _cut_off(grace_s, code)
+
+
+def _ask_to_leave(messages: MessageThread, grace_s: float) -> None:
+    """SIGTERM asks the coordinator to stop the run; it answers with Leave, or its end ends this process."""
+    messages.send(Leaving(reason=signal.SIGTERM.name))
+    _cut_off(grace_s, 0)
+
+
+def _cut_off(grace_s: float, code: int) -> None:
+    """End this process after a while, whatever it does then."""
     cut = threading.Timer(grace_s, os._exit, (code,))
     cut.daemon = True
     cut.start()
-
-
-def _obey_signals(messages: MessageThread, grace_s: float, terms: list[int]) -> None:
-    """SIGTERM asks the coordinator to stop the run; it answers with Leave, or its end ends this process.
-
-    Args:
-        terms: notes each SIGTERM; holds one already if it came before.
-    """
-
-    def ask(signum: int, _frame: object) -> None:
-        terms.append(signum)
-        messages.send(Leaving(reason=signal.Signals(signum).name))
-        cut = threading.Timer(grace_s, os._exit, (0,))
-        cut.daemon = True
-        cut.start()
-
-    signal.signal(signal.SIGTERM, ask)
-    if terms:
-        ask(terms[0], None)

@@ -26,6 +26,7 @@ MODULES = frozenset(
         "warm_simple",
     }
 )
+PASSED_ON = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGABRT")
 NAMESPACES = ("mnt", "net", "pid", "user")
 
 
@@ -57,6 +58,8 @@ def _hand_over() -> None:
     import socket
     from pathlib import Path
 
+    passed = {getattr(signal, name) for name in PASSED_ON}
+    signal.pthread_sigmask(signal.SIG_BLOCK, passed)  # until it is known whom to pass them to
     life, held = os.pipe()
     request = {
         "argv": sys.orig_argv[3 if sys.flags.safe_path else 2 :],
@@ -74,9 +77,11 @@ def _hand_over() -> None:
         answer = json.loads(zygote.recv(4096) or b"{}")
         if "pid" not in answer:
             os.close(held)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, passed)
             return
-        for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGABRT"):
-            signal.signal(getattr(signal, name), lambda number, _frame: _pass_on(answer["pid"], number))
+        for number in passed:
+            signal.signal(number, lambda number, _frame: _pass_on(answer["pid"], number))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, passed)
         end = json.loads(zygote.recv(4096) or b"{}")
     _end_as(end.get("status", signal.SIGKILL))
 
