@@ -146,7 +146,7 @@ class FakeCuda:
             return CUresult.CUDA_ERROR_OUT_OF_MEMORY, 0
         number = self._new()
         self.lies_on[number] = properties.location.id
-        self.memory[number] = bytearray(os.urandom(1) * size)  # anything but zeros
+        self.memory[number] = bytearray(b"\xa5" * size)  # anything but zeros
         return *OK, self._handle(number)
 
     def _cuMemRelease(self, handle: int) -> Result:  # noqa: N802

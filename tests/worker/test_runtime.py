@@ -183,6 +183,7 @@ def test_a_worker_serves_until_it_is_told_to_leave_and_ends_with_0(site: Site) -
 def test_a_worker_that_is_told_to_leave_finishes_what_it_is_at(site: Site) -> None:
     process, peer = site.open().joined(SLOW)
     site.tell(peer, DigestRequest(cause=1))
+    wait_for_print(process, "working", lambda: site.hub.poll(0.01) if site.hub else None)
     site.tell(peer, Leave(reason="the run ended"))
     assert site.until(DigestReply).digest == "slow"
     assert process.wait() == 0
@@ -205,6 +206,8 @@ def test_a_service_with_a_close_is_closed_whatever_the_end(site: Site, code: str
 
 def test_a_close_that_fails_is_logged_and_the_end_stays_what_it_was(site: Site) -> None:
     process, peer = site.open().joined(ANSWERS + CANNOT_CLOSE)
+    site.tell(peer, DigestRequest(cause=1))
+    site.until(DigestReply)
     site.tell(peer, Leave(reason="done"))
     assert process.wait() == 0
     assert "a child that stays" in process.printed
