@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ from rollplex.protocol.handshake import (
     encode_handshake,
     make_hello,
 )
-from rollplex.worker.messages import MessageThread
+from rollplex.worker import messages as messages_module
+from rollplex.worker.messages import LINGER_MS, MessageThread
 
 DEADLINE_S = 20.0
 NEVER_S = 3600.0
@@ -186,6 +188,29 @@ def test_the_end_waits_for_what_is_queued(router: Router, welcome: MessageThread
     welcome.stop()
     assert not welcome.is_alive()
     assert [router.next() for _ in messages] == messages
+
+
+def test_the_end_waits_for_a_coordinator_that_lets_nobody_in_for_seconds(router: Router, thread: MessageThread) -> None:
+    router.frames()
+    words = DigestReply(cause=1, version=1, digest="the last")
+    thread.send(words)
+    with ThreadPoolExecutor(1) as pool:
+        stopped = pool.submit(thread.stop)
+        with pytest.raises(TimeoutError):
+            stopped.result(LINGER_MS / 1000 + 1.5)
+        router.answer(encode_handshake(WELCOME))
+        assert router.next() == words
+        assert stopped.result(DEADLINE_S)
+
+
+def test_an_end_whose_words_nobody_hears_is_told(
+    router: Router, thread: MessageThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(messages_module, "LAST_WORDS_S", 0.1)
+    router.frames()
+    thread.send(DigestReply(cause=1, version=1, digest="the last"))
+    assert not thread.stop()
+    router.answer(encode_handshake(WELCOME))
 
 
 def test_an_end_without_a_coordinator_comes_too(tmp_path: Path) -> None:

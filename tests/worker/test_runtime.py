@@ -110,6 +110,7 @@ class Site:
         self._hub_stack = ExitStack()
         self.hub: Hub | None = None
         self.heard: list[Any] = []
+        self._started: list[Process] = []
 
     def open(self, grace_s: float = 30.0) -> Site:
         self.hub = self._hub_stack.enter_context(
@@ -124,6 +125,7 @@ class Site:
 
     def start(self, code: str, *arguments: str) -> Process:
         process = Process(self.run_dir, code, *arguments)
+        self._started.append(process)
         self._stack.callback(process.popen.wait, DEADLINE_S)
         self._stack.callback(process.popen.kill)
         return process
@@ -138,7 +140,8 @@ class Site:
                     self.heard.append(found)
                 if isinstance(found, kind):
                     return found
-        raise AssertionError(f"no {kind.__name__}; heard {self.heard}")
+        printed = "".join(process.printed for process in self._started)
+        raise AssertionError(f"no {kind.__name__}; heard {self.heard}; printed:\n{printed}")
 
     def joined(self, code: str) -> tuple[Process, Peer]:
         process = self.start(code)

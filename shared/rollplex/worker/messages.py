@@ -28,6 +28,8 @@ from rollplex.protocol.common import Alive, Leave, Received
 from rollplex.protocol.handshake import Hello, Refused, decode_answer, encode_handshake, identity
 
 LINGER_MS = 2_000
+LAST_WORDS_S = 30.0
+"""What a process waits for a busy coordinator's welcome, if it has something to say and ends already."""
 
 
 class CoordinatorGone(RollplexError):  # noqa: N818 - an event as much as an error
@@ -62,11 +64,16 @@ class MessageThread(threading.Thread):
         self.progress += 1
         self.send(message)
 
-    def stop(self) -> None:
-        """Send what is queued, then end; the socket lingers for at most two seconds."""
+    def stop(self) -> bool:
+        """Send what is queued, then end; the socket lingers for at most two seconds.
+
+        Returns:
+            Whether it has ended: False if the coordinator did not let this process in within LAST_WORDS_S.
+        """
         self._stopping = True
         os.eventfd_write(self._wake, 1)
-        self.join(timeout=LINGER_MS / 1000 + 1)
+        self.join(timeout=LAST_WORDS_S)
+        return not self.is_alive()
 
     def run(self) -> None:
         context = zmq.Context()
