@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,8 @@ class Site:
         self.hub: Hub | None = None
         self.heard: list[Any] = []
         self._started: list[Process] = []
+        self._pending: deque[Any] = deque()
+        """Events that nobody has asked for yet."""
 
     def open(self, grace_s: float = 30.0) -> Site:
         self.hub = self._hub_stack.enter_context(
@@ -132,9 +135,10 @@ class Site:
 
     def until(self, kind: type[Any]) -> Any:
         """The next event of a type, or message of a type."""
-        assert self.hub is not None
         for _ in range(int(DEADLINE_S / 0.05)):
-            for event in self.hub.poll(0.05):
+            self.turn()
+            while self._pending:
+                event = self._pending.popleft()
                 found = event.message if isinstance(event, Arrived) else event
                 if not isinstance(found, Alive):
                     self.heard.append(found)
@@ -142,6 +146,18 @@ class Site:
                     return found
         printed = "".join(process.printed for process in self._started)
         raise AssertionError(f"no {kind.__name__}; heard {self.heard}; printed:\n{printed}")
+
+    def turn(self) -> None:
+        """Take in what there is."""
+        assert self.hub is not None
+        self._pending += self.hub.poll(0 if self._pending else 0.05)
+
+    def until_printed(self, process: Process, text: str) -> None:
+        """Until a process has printed this."""
+        end_s = time.monotonic() + DEADLINE_S
+        while text not in process.printed:
+            assert time.monotonic() < end_s, process.printed
+            self.turn()
 
     def joined(self, code: str) -> tuple[Process, Peer]:
         process = self.start(code)
@@ -157,14 +173,6 @@ class Site:
 def site(tmp_path: Path) -> Iterator[Site]:
     with ExitStack() as stack:
         yield Site(tmp_path / "run", stack)
-
-
-def wait_for_print(process: Process, text: str, turn: Callable[[], object]) -> None:
-    for _ in range(2000):
-        if text in process.printed:
-            return
-        turn()
-    raise AssertionError(process.printed)
 
 
 # --- told to leave ------------------------------------------------------------------------------------------------
@@ -186,7 +194,7 @@ def test_a_worker_serves_until_it_is_told_to_leave_and_ends_with_0(site: Site) -
 def test_a_worker_that_is_told_to_leave_finishes_what_it_is_at(site: Site) -> None:
     process, peer = site.open().joined(SLOW)
     site.tell(peer, DigestRequest(cause=1))
-    wait_for_print(process, "working", lambda: site.hub.poll(0.01) if site.hub else None)
+    site.until_printed(process, "working")
     site.tell(peer, Leave(reason="the run ended"))
     assert site.until(DigestReply).digest == "slow"
     assert process.wait() == 0
@@ -283,7 +291,7 @@ def test_a_worker_whose_coordinator_ends_finishes_its_unit(site: Site) -> None:
     process, peer = site.open().joined(SLOW)
     site.tell(peer, DigestRequest(cause=1))
     site.until(Received)
-    wait_for_print(process, "working", lambda: site.hub.poll(0.01) if site.hub else None)
+    site.until_printed(process, "working")
     site.close()
     assert process.wait() == 3
     assert "worked" in process.printed
@@ -293,7 +301,7 @@ def test_a_unit_that_does_not_end_is_cut_off_after_the_grace_time(site: Site) ->
     process, peer = site.open(grace_s=0.2).joined(HANGS)
     site.tell(peer, DigestRequest(cause=1))
     site.until(Received)
-    wait_for_print(process, "working", lambda: site.hub.poll(0.01) if site.hub else None)
+    site.until_printed(process, "working")
     site.close()
     assert process.wait() == 3
 
@@ -324,7 +332,7 @@ def test_a_worker_that_is_not_told_to_leave_in_time_leaves_by_itself(site: Site,
     process, peer = site.open(grace_s=0.2).joined(code)
     site.tell(peer, DigestRequest(cause=1))
     site.until(Received)
-    wait_for_print(process, "working", lambda: site.hub.poll(0.01) if site.hub else None)
+    site.until_printed(process, "working")
     process.popen.send_signal(signal.SIGTERM)
     site.until(Leaving)
     assert process.wait() == 0
