@@ -75,7 +75,9 @@ def _hand_over() -> None:
         socket.send_fds(zygote, [json.dumps(request).encode()], [0, 1, 2, life])
         os.close(life)
         answer = json.loads(zygote.recv(4096) or b"{}")
-        if "pid" not in answer:
+        if not answer:
+            _end_as(signal.SIGKILL)  # the warm process is gone, and with it a worker that it may have forked
+        if "no" in answer:
             os.close(held)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, passed)
             return
