@@ -28,6 +28,7 @@ class StopRun(Exception):  # noqa: N818 - a request, not an error
 class Signals(Struct, kw_only=True):
     """SIGINT and SIGTERM as an event of the loop: a descriptor becomes readable; handlers do nothing else.
 
+    The interpreter writes to it in the signal itself: a handler would be too late for a loop that just falls asleep.
     A second signal while the run is ending calls `escalate`.
     """
 
@@ -44,12 +45,12 @@ class Signals(Struct, kw_only=True):
 
         def note(signum: int, _frame: object) -> None:
             signals.received.append(signum)
-            os.write(write_fd, b"s")
             if len(signals.received) > 1:
                 signals.escalate()
 
         for signum in (signal.SIGINT, signal.SIGTERM):
             signal.signal(signum, note)
+        signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
         # Whoever started us holds them back until here, so that Python's own start is not interrupted (cli/signals.py).
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
         return signals
