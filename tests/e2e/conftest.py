@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +13,7 @@ from rollplex.config.yaml_text import dumps
 from rollplex.demo.digits import write_digits
 from rollplex.demo.recipe import make_config
 from rollplex.presets import TINY, write_preset
-from support.nodes import Node, Project, Start, run_processes
+from support.nodes import Node, Project, Start, end_all
 
 SUPPORT = Path(__file__).parents[1] / "support"
 
@@ -71,9 +69,4 @@ def start(project: Project, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         return nodes[-1]
 
     yield begin
-    for node in nodes:
-        if node.process.poll() is None:
-            node.process.kill()
-            node.process.wait(timeout=10)
-        for pid, _ in run_processes(node.run_dir):
-            os.kill(pid, signal.SIGKILL)
+    end_all(nodes)

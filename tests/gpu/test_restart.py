@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import signal
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from rollplex.bench.lengths import parse_lengths
-from rollplex.bench.workload import Wanted, write_workload
 from rollplex.journal.events import UpdateCommitted, WorkersRestarted, WorkersRestarting
 from rollplex.nvml import Gpu, open_gpu
 from support.killing import HOLDERS, Driver
-from support.nodes import Finished, Node, run_processes
+from support.nodes import Finished, Node, end_all
 from support.warm import COLD
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
@@ -49,14 +44,6 @@ def gpu() -> Iterator[Gpu]:
     found.close()
 
 
-@pytest.fixture(scope="module")
-def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    wanted = Wanted(
-        lengths=parse_lengths("8:24"), group_size=4, prompts=4, vision_tokens=16, preset="tiny-gpu", device="cuda"
-    )
-    return write_workload(tmp_path_factory.mktemp("w"), wanted).config
-
-
 @pytest.fixture(scope="module", params=ENGINES)
 def runs(
     request: pytest.FixtureRequest, config: Path, gpu: Gpu, tmp_path_factory: pytest.TempPathFactory
@@ -82,13 +69,7 @@ def runs(
         other = start("--iterations", str(len(killed.run.metrics))).wait(NODE_S)
         assert other.code == 0, other.stderr
     yield killed, other
-    for node in nodes:
-        if node.process.poll() is None:
-            node.process.kill()
-            node.process.wait(10)
-        for pid, _ in run_processes(node.run_dir):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+    end_all(nodes)
 
 
 def kill_in_each_phase(node: Node, victims: dict[str, str], gpu: Gpu) -> Killed:

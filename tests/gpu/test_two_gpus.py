@@ -15,7 +15,6 @@ import sys
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -24,18 +23,16 @@ import msgspec
 import pytest
 import torch
 
-from rollplex.bench.lengths import parse_lengths
 from rollplex.bench.parallel_report import Compared
 from rollplex.bench.placement import Placement, parse_placements
 from rollplex.bench.refresh_plan import device_copies
-from rollplex.bench.workload import Wanted, write_workload
 from rollplex.cli.app import run
 from rollplex.config import load
 from rollplex.layout.parameters import parameter_table
 from rollplex.layout.shape import read_shape
 from rollplex.memory.cuda import CudaBackend
 from rollplex.nvml import Gpu, open_gpu
-from support.nodes import Finished, Node, run_processes
+from support.nodes import Finished, Node, end_all
 from support.warm import COLD
 
 pytestmark = [
@@ -85,15 +82,6 @@ def gpus() -> Iterator[tuple[Gpu, Gpu]]:
 
 
 @pytest.fixture(scope="module")
-def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four prompts of four responses, of a model that tensor parallelism of 2 and SGLang take."""
-    wanted = Wanted(
-        lengths=parse_lengths("8:24"), group_size=4, prompts=4, vision_tokens=16, preset="tiny-gpu", device="cuda"
-    )
-    return write_workload(tmp_path_factory.mktemp("w"), wanted).config
-
-
-@pytest.fixture(scope="module")
 def engine() -> str:
     return "sglang" if importlib.util.find_spec("sglang") else "transformers"
 
@@ -129,13 +117,7 @@ def seen(
         return Seen(placement=placement, on=on, variables=variables, joined=joined, run=ended)
 
     yield found
-    for node in nodes:
-        if node.process.poll() is None:
-            node.process.kill()
-            node.process.wait(10)
-        for pid, _ in run_processes(node.run_dir):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+    end_all(nodes)
 
 
 def _roles(gpu: Gpu) -> Iterator[tuple[int, str]]:

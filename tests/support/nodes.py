@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -144,6 +145,17 @@ def run_processes(run_dir: Path) -> list[tuple[int, str]]:
             role = next((role for module, role in modules.items() if module in words), "other")
             found.append((int(entry.name), role))
     return found
+
+
+def end_all(nodes: Sequence[Node]) -> None:
+    """Kill whatever is left of these nodes."""
+    for node in nodes:
+        if node.process.poll() is None:
+            node.process.kill()
+            node.process.wait(10)
+        for pid, _ in run_processes(node.run_dir):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def handles_terms(process: subprocess.Popen[bytes]) -> bool:

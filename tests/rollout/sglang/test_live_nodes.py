@@ -21,7 +21,7 @@ from rollplex.config import load
 from rollplex.layout.parameters import parameter_table
 from rollplex.layout.shape import read_shape
 from support.live_sglang import KERNELS, unavailable
-from support.nodes import Finished, Node
+from support.nodes import Finished, Node, end_all
 from support.warm import COLD
 
 pytestmark = [
@@ -65,8 +65,7 @@ def finished(config: Path, layout: str, run_dir: Path) -> Finished:
     try:
         return node.wait(NODE_S)
     finally:
-        if node.process.poll() is None:
-            node.process.kill()
+        end_all([node])
 
 
 @pytest.mark.parametrize("layout", ["1x1/1x1", "2x1/1x2", "2x1/2x1", "1x1+1x1"])
