@@ -129,7 +129,7 @@ def test_a_signal_that_comes_while_it_is_forked_reaches_it_too() -> None:
             assert process.wait(DEADLINE_S) == -signal.SIGTERM
         finally:
             process.kill()
-            process.wait()
+            process.wait(DEADLINE_S)
 
 
 @pytest.mark.parametrize("doing", ["wait", "stand still"])

@@ -74,6 +74,13 @@ WAITS_IN_C = """
         c.pthread_mutex_lock(lock)
         c.pthread_mutex_lock(lock)  # no signal ends this wait
 """
+TAKES_THE_DESCRIPTOR = (
+    """
+        import signal
+        signal.set_wakeup_fd(-1)
+"""
+    + ANSWERS
+)
 CLOSES = """
     def close(self):
         print("closed", flush=True)
@@ -315,8 +322,9 @@ def test_a_worker_that_still_starts_when_the_coordinator_ends_leaves_at_once(sit
 # --- SIGTERM ------------------------------------------------------------------------------------------------------
 
 
-def test_a_worker_that_is_asked_from_outside_to_end_asks_the_coordinator(site: Site) -> None:
-    process, peer = site.open().joined(ANSWERS)
+@pytest.mark.parametrize("code", [ANSWERS, TAKES_THE_DESCRIPTOR], ids=["", "the handler alone"])
+def test_a_worker_that_is_asked_from_outside_to_end_asks_the_coordinator(site: Site, code: str) -> None:
+    process, peer = site.open().joined(code)
     site.tell(peer, DigestRequest(cause=1))
     site.until(DigestReply)
     process.popen.send_signal(signal.SIGTERM)

@@ -29,7 +29,7 @@ from rollplex.protocol.handshake import Hello, Refused, decode_answer, encode_ha
 
 LINGER_MS = 2_000
 LAST_WORDS_S = 30.0
-"""What a process waits for a busy coordinator's welcome, if it has something to say and ends already."""
+"""What a process that ends waits for a coordinator that is too busy to let it in and hear it."""
 
 
 class CoordinatorGone(RollplexError):  # noqa: N818 - an event as much as an error
@@ -68,7 +68,7 @@ class MessageThread(threading.Thread):
         """Send what is queued, then end; the socket lingers for at most two seconds.
 
         Returns:
-            Whether it has ended: False if the coordinator did not let this process in within LAST_WORDS_S.
+            Whether it has ended: False if the coordinator has not taken what is queued within LAST_WORDS_S.
         """
         self._stopping = True
         os.eventfd_write(self._wake, 1)

@@ -105,7 +105,7 @@ def run(role: Role, make_service: Callable[[Segments], Service], argv: Sequence[
     code = _serve(messages, lambda: make_service(Segments(stream, backend, welcome.run_id, run_dir.path)))
     code = 0 if terms.came and code == EXIT_COORDINATOR_GONE else code
     if not messages.stop():
-        log.error("the coordinator has not let this process in: it has not heard how it ends")
+        log.error("the coordinator has not taken what this process had to say last")
     log.info("leaving with exit code %d", code)
     logging.shutdown()
     os._exit(code)  # no interpreter teardown: mapped tensors and their threads end with the process

@@ -5,6 +5,7 @@
 
 Python runs a handler in the main thread only, between two of its instructions: later than any grace time while that
 thread computes or waits in C, and not at all if the signal comes just before it falls asleep there. Hence the thread.
+The handler is for a service whose libraries take the interpreter's descriptor for themselves, as asyncio's loops do.
 """
 
 from __future__ import annotations
@@ -30,11 +31,9 @@ class Terms:
         signal.set_wakeup_fd(written, warn_on_full_buffer=False)
 
     def obey(self, on_term: Callable[[], None]) -> None:
-        """Call `on_term` at the first SIGTERM, now if it has come: from some thread, in rare cases from two."""
+        """Call `on_term` at the first SIGTERM, soon if it has come: from some thread, in rare cases from two."""
         self._on_term = on_term
         threading.Thread(target=self._hear, name="terms", daemon=True).start()
-        if self.came:
-            self._tell()
 
     def _handle(self, _number: int, _frame: FrameType | None) -> None:
         self.came = True

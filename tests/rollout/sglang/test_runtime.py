@@ -22,7 +22,7 @@ from rollplex_rollout.sglang.runtime import SglangRuntime, make_folder
 
 def test_a_folder_is_closed_to_others_and_those_of_dead_processes_go(tmp_path: Path) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
+    gone.wait(20)
     stale, alive = tmp_path / f"sglang-{gone.pid}-abc", tmp_path / f"sglang-{os.getppid()}-abc"
     other = tmp_path / "sockets"
     for path in (stale, alive, other):
@@ -38,7 +38,7 @@ def test_the_file_that_sglang_of_a_dead_process_left_elsewhere_goes_with_its_fol
     shared, run_dir = tmp_path / "shm", tmp_path / "run"
     monkeypatch.setattr(leftovers, "SHARED", shared)
     gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
+    gone.wait(20)
     files = [shared / name for name in ("sglang_loads_a.shm", "sglang_loads_b.shm", "others")]
     folders = [run_dir / name for name in (f"sglang-{gone.pid}-a", f"sglang-{os.getppid()}-b", f"sglang-{gone.pid}-c")]
     for path in (shared, run_dir, *folders):
