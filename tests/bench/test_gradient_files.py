@@ -61,6 +61,17 @@ def test_a_difference_is_relative_to_the_norm_and_the_worst_parameter_is_named(
     assert found.worst == pytest.approx(0.5, rel=0.01)
 
 
+def test_a_gpu_is_left_to_the_nodes(workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise AssertionError("a context on the GPU")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "_lazy_init", refuse)
+    table = table_of(workload, "bfloat16")
+    one, other = (write(tmp_path / str(seed), arena(table, seed)) for seed in range(2))
+    assert difference(one, other, table).whole > 1.0
+
+
 def test_the_same_gradient_has_no_difference(workload: Workload, tmp_path: Path) -> None:
     table = table_of(workload, "float32")
     file = write(tmp_path / "a", arena(table))

@@ -285,6 +285,17 @@ def test_a_dataset_may_be_a_folder_and_its_images_are_then_in_it(config_file: Pa
     assert load(config_file, ["data.path=saved"]).data.image_folder == folder
 
 
+def test_recorded_responses_must_be_there_before_anything_is_started(config_file: Path) -> None:
+    words = ["rollout.engine=replay", "rollout.replay=before/completions.jsonl", "eval=[]"]
+    with pytest.raises(ConfigError, match="recorded responses are not there") as caught:
+        load(config_file, words)
+    assert caught.value.where == "--set rollout.replay=before/completions.jsonl"
+    assert caught.value.got == str(config_file.parent / "before" / "completions.jsonl"), "relative to the file"
+    (config_file.parent / "before").mkdir()
+    (config_file.parent / "before" / "completions.jsonl").touch()
+    assert load(config_file, words).rollout.replay == config_file.parent / "before" / "completions.jsonl"
+
+
 def test_a_chat_template_must_be_there(config_file: Path) -> None:
     with pytest.raises(ConfigError, match="The file of the chat template is not there; got .*own.jinja") as caught:
         load(config_file, ["data.chat_template=own.jinja"])

@@ -12,6 +12,7 @@ import pytest
 
 from rollplex.journal.events import UpdateCommitted, WorkersRestarted, WorkersRestarting
 from rollplex.nvml import Gpu, open_gpu
+from support.gpu_processes import roles_on
 from support.killing import HOLDERS, Driver
 from support.nodes import Finished, Node, end_all
 from support.warm import COLD
@@ -33,8 +34,8 @@ class Killed:
     expected: list[tuple[str, str]]
     used_bytes: list[int]
     """HBM while it was idle after an iteration: before the first end, and after each."""
-    contexts: list[int]
-    """Processes on the GPU then."""
+    there: list[list[str]]
+    """What was on the GPU then, without MPS."""
 
 
 @pytest.fixture(scope="module")
@@ -74,13 +75,13 @@ def runs(
 
 def kill_in_each_phase(node: Node, victims: dict[str, str], gpu: Gpu) -> Killed:
     used: list[int] = []
-    contexts: list[int] = []
+    there: list[list[str]] = []
     with node.api() as api:
         driver = Driver(node, api)
 
         def look() -> None:
             used.append(gpu.used_bytes())
-            contexts.append(len(gpu.processes()))
+            there.append(sorted(roles_on(gpu).values()))
 
         driver.idle()
         driver.begin()
@@ -93,7 +94,7 @@ def kill_in_each_phase(node: Node, victims: dict[str, str], gpu: Gpu) -> Killed:
         api.post("/stop", json={"when": "after_iteration", "exit": True}).raise_for_status()
         ended = node.wait(NODE_S)
     assert ended.code == 0, ended.stderr
-    return Killed(run=ended, expected=driver.expected, used_bytes=used, contexts=contexts)
+    return Killed(run=ended, expected=driver.expected, used_bytes=used, there=there)
 
 
 def test_each_end_is_followed_by_a_restart_over_the_weights_as_they_stood(
@@ -119,4 +120,4 @@ def test_the_weights_of_each_version_are_those_of_a_run_without_ends(runs: tuple
 def test_no_memory_and_no_process_stays_on_the_gpu(runs: tuple[Killed, Finished | None]) -> None:
     killed, _ = runs
     assert max(killed.used_bytes) - killed.used_bytes[0] < RETAINED, killed.used_bytes
-    assert set(killed.contexts) == {killed.contexts[0]}
+    assert killed.there == [killed.there[0]] * len(killed.there)

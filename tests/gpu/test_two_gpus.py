@@ -32,6 +32,7 @@ from rollplex.layout.parameters import parameter_table
 from rollplex.layout.shape import read_shape
 from rollplex.memory.cuda import CudaBackend
 from rollplex.nvml import Gpu, open_gpu
+from support.gpu_processes import roles_on, variables_of
 from support.nodes import Finished, Node, end_all
 from support.warm import COLD
 
@@ -43,13 +44,12 @@ pytestmark = [
 
 ITERATIONS = 2
 NODE_S = 300.0
-ROLES = {"rollplex_trainer": "trainer", "rollplex_prefix": "prefix", "rollplex_rollout": "rollout"}
-ALL = Counter(ROLES.values())
+ALL = {"trainer", "prefix", "rollout"}
 LAYOUTS = ["2x1/1x2", "2x1/2x1", "1x1+1x1"]
 PLACES = {
     "2x1/1x2": [ALL, ALL],
     "2x1/2x1": [ALL, ALL],
-    "1x1+1x1": [Counter(["trainer", "prefix"]), Counter(["rollout"])],
+    "1x1+1x1": [{"trainer", "prefix"}, {"rollout"}],
 }
 NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
 NOISE = 64 * 2**20
@@ -65,7 +65,7 @@ class Seen:
 
     placement: Placement
     on: list[dict[int, str]]
-    """By GPU: processes with a context there, and their roles; the MPS server left out."""
+    """By GPU: processes with a context there, and their roles."""
     variables: dict[int, dict[str, str]]
     """By process."""
     joined: dict[str, int]
@@ -102,14 +102,15 @@ def seen(
         for text in (*placement.overrides, f"rollout.engine={engine}"):
             command += ["--set", text]
         order = [gpu.info.uuid for gpu in (gpus[::-1] if layout == "2x1/2x1" else gpus)]
-        node = Node(command, run_dir, {**COLD, "CUDA_VISIBLE_DEVICES": ",".join(order)})
+        kept = {"SPT_NOENV": "1"}  # SGLang's processes change their titles, but leave their variables to be read
+        node = Node(command, run_dir, {**COLD, **kept, "CUDA_VISIBLE_DEVICES": ",".join(order)})
         nodes.append(node)
         metrics = run_dir / "metrics.jsonl"
         node.until(
             lambda: metrics.exists() and metrics.read_bytes().count(b"\n") >= ITERATIONS, "the iterations", NODE_S
         )
-        on = [dict(_roles(gpu)) for gpu in gpus]
-        variables = {pid: _variables(pid) for one in on for pid in one}
+        on = [roles_on(gpu) for gpu in gpus]
+        variables = {pid: variables_of(pid) for one in on for pid in one}
         joined = {log.stem: node.worker(log.stem) for log in (run_dir / "logs").glob("*-[01].log")}
         node.process.send_signal(signal.SIGTERM)
         ended = node.wait(NODE_S)
@@ -120,41 +121,27 @@ def seen(
     end_all(nodes)
 
 
-def _roles(gpu: Gpu) -> Iterator[tuple[int, str]]:
-    """Processes on a GPU, without the MPS server. SGLang's count as the rollout, whose children they are."""
-    for process in gpu.processes():
-        words = _words(process.pid)
-        if any("nvidia-cuda-mps" in word for word in words):
-            continue
-        yield process.pid, _role(process.pid)
-
-
-def _role(pid: int) -> str:
-    while pid > 1:
-        for module, role in ROLES.items():
-            if module in _words(pid):
-                return role
-        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    return "nobody's"
-
-
-def _words(pid: int) -> list[str]:
-    return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
-
-
-def _variables(pid: int) -> dict[str, str]:
-    pairs = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
-    return dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_gpu_has_one_process_of_each_role_and_no_process_has_two_gpus(
+    layout: str, seen: Callable[[str], Seen], gpus: tuple[Gpu, Gpu], engine: str
+) -> None:
+    """SGLang's scheduler is a child of the rollout and counts as one. A process that sees one GPU has no other."""
+    found = seen(layout)
+    assert len(found.run.metrics) == ITERATIONS
+    assert [set(one.values()) for one in found.on] == PLACES[layout], found.on
+    several = {"rollout"} if engine == "sglang" else set()
+    for gpu, here in zip(gpus, found.on, strict=True):
+        assert {role for role, number in Counter(here.values()).items() if number > 1} <= several, found.on
+        assert {found.variables[pid]["CUDA_VISIBLE_DEVICES"] for pid in here} == {gpu.info.uuid}
+    assert set(found.on[0]).isdisjoint(found.on[1])
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_gpu_has_one_process_of_each_role_and_no_process_has_two_gpus(
-    layout: str, seen: Callable[[str], Seen]
-) -> None:
+def test_each_gpu_is_shared_through_a_daemon_of_its_own(layout: str, seen: Callable[[str], Seen]) -> None:
     found = seen(layout)
-    assert len(found.run.metrics) == ITERATIONS
-    assert [Counter(one.values()) for one in found.on] == PLACES[layout], found.on
-    assert set(found.on[0]).isdisjoint(found.on[1])
+    folders = [{found.variables[pid]["CUDA_MPS_PIPE_DIRECTORY"] for pid in here} for here in found.on]
+    assert [len(one) for one in folders] == [1, 1]
+    assert folders[0] != folders[1]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

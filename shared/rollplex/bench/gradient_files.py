@@ -1,4 +1,5 @@
-"""Two gradients of one model, compared number by number. Needs torch, and uses a GPU if there is one.
+"""Two gradients of one model, compared number by number. Needs torch, and computes on the CPU: the next node wants a
+GPU for itself, and a process that has once used one keeps a context there until it ends.
 
 A file is an arena as the trainer keeps it (`run.keep_gradients`), laid out by `gradient_table`: alignment gaps and
 padding are 0 in both. Sums are in float64.
@@ -36,16 +37,13 @@ class Difference(Struct, frozen=True, kw_only=True):
     """Of the first."""
 
 
-def difference(
-    one: Path, other: Path, table: ParameterTable, other_table: ParameterTable | None = None, *, on_gpu: bool = True
-) -> Difference:
+def difference(one: Path, other: Path, table: ParameterTable, other_table: ParameterTable | None = None) -> Difference:
     """Compare.
 
     Args:
         one, other: files of gradients.
         table: of the arena, `rollplex.layout.parameters.gradient_table`.
         other_table: of the other's, if its numbers are of another kind.
-        on_gpu: compute on a GPU if there is one, where this process then has a context until it ends.
 
     Raises:
         DataError: a file has another size than the table says, or the first gradient is 0 or not finite.
@@ -59,9 +57,8 @@ def difference(
                 needed=f"{size_bytes:,}",
                 where=str(file),
             )
-    device = "cuda" if on_gpu and _has_gpu() else "cpu"
     parts = {
-        left.name: _entry((one, left, tables[0].dtype, device), (other, right, tables[1].dtype, device))
+        left.name: _entry((one, left, tables[0].dtype), (other, right, tables[1].dtype))
         for left, right in zip(tables[0].entries, tables[1].entries, strict=True)
     }
     total = math.fsum(square for square, _ in parts.values())
@@ -83,14 +80,8 @@ def _ratio(apart: float, square: float) -> float:
     return math.sqrt(apart / square) if square else math.inf
 
 
-def _has_gpu() -> bool:
-    import torch  # noqa: PLC0415 - nothing else here needs it
-
-    return torch.cuda.is_available()
-
-
-_Where: TypeAlias = tuple[Path, Stored, str, str]
-"""File, entry, dtype, and the device to compute on."""
+_Where: TypeAlias = tuple[Path, Stored, str]
+"""File, entry and dtype."""
 
 
 def _entry(one: _Where, other: _Where) -> tuple[float, float]:
@@ -102,7 +93,7 @@ def _entry(one: _Where, other: _Where) -> tuple[float, float]:
     return square, apart
 
 
-def _blocks(file: Path, entry: Stored, dtype: str, device: str) -> Iterator[Tensor]:
+def _blocks(file: Path, entry: Stored, dtype: str) -> Iterator[Tensor]:
     """The numbers of an entry in float64, at most `BLOCK_NUMBERS` at a time."""
     import torch  # noqa: PLC0415 - nothing else here needs it
 
@@ -112,4 +103,4 @@ def _blocks(file: Path, entry: Stored, dtype: str, device: str) -> Iterator[Tens
         stream.seek(entry.offset)
         for start in range(0, entry.size_bytes, size):
             content = np.fromfile(stream, dtype=np.uint8, count=min(size, entry.size_bytes - start))
-            yield torch.from_numpy(content).to(device).view(kind).double()
+            yield torch.from_numpy(content).view(kind).double()

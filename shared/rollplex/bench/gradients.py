@@ -117,7 +117,8 @@ def compare_gradients(
         StoppedError: a signal ended it.
         RollplexError: a run failed, or kept no gradient.
     """
-    replayed = () if wanted.responses is None else ("rollout.engine=replay", f"rollout.replay={wanted.responses}")
+    recorded = wanted.responses and wanted.responses.absolute()
+    replayed = () if recorded is None else ("rollout.engine=replay", f"rollout.replay={recorded}")
     config = load(
         wanted.config, [*DEFAULTS, *wanted.overrides, *FIXED, *replayed]
     )  # SGLang would not record in float32

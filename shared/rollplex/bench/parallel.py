@@ -217,8 +217,7 @@ class _Runs:
                 do="Give the bench rewards that differ within a group.",
                 where=str(run_dir),
             )
-        # Not on a GPU: the next node wants it for itself, and this process would have a context there.
-        found = difference(_gradient(self._one, step), kept, self._table, table, on_gpu=False)
+        found = difference(_gradient(self._one, step), kept, self._table, table)
         kept.unlink()
         return found
 

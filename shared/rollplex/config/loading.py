@@ -137,6 +137,14 @@ def _check_files(config: Config, source: _Source, model: str) -> None:
             got=str(template),
             where=source.where(("data", "chat_template")),
         )
+    recorded = config.rollout.replay
+    if recorded is not None and not recorded.is_file():
+        raise ConfigError(
+            "The recorded responses are not there",
+            got=str(recorded),
+            needed="a completions.jsonl that was written with run.log_tokens: true",
+            where=source.where(("rollout", "replay")),
+        )
     for index, function in enumerate(config.rewards.functions):
         place = function.function.rpartition(":")[0]
         if place.endswith(".py") and not Path(place).is_file():
