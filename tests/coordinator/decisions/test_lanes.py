@@ -137,7 +137,7 @@ def test_engines_and_replicas_begin_together() -> None:
         Ask(which=Which.ACTOR, unit=0),
         Ask(which=Which.ACTOR, unit=1),
     ]
-    assert schedule.granted(Which.ACTOR, 1) == [Ask(which=Which.ACTOR, unit=3), Forward(which=Which.ACTOR, unit=1)]
+    assert schedule.granted(Which.ACTOR, 1) == [Forward(which=Which.ACTOR, unit=1), Ask(which=Which.ACTOR, unit=3)]
     schedule.group_finished(1)
     assert schedule.generated(1) == [Generate(unit=3)]
 

@@ -93,6 +93,21 @@ def test_overlap_runs_prefix_forwards_but_no_suffix_during_the_rollout(seed: int
     assert not any(isinstance(i, Score | Train | Backward) for i in log[:over])
 
 
+@pytest.mark.parametrize("mode", Mode)
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_one_unit_of_a_replica_has_memory_before_it_runs_and_the_next_asks_when_that_one_begins(
+    mode: Mode, replicas: int
+) -> None:
+    for seed in range(20):
+        world = play(mode, seed=seed, room=3, groups=6, prefix=1, replicas=replicas)
+        ahead = [0] * replicas
+        for found in world.log:
+            if isinstance(found, Ask | Forward):
+                ahead[world.plan.replica_of(found.unit)] += 1 if isinstance(found, Ask) else -1
+                assert 0 <= min(ahead) <= max(ahead) <= 1
+        assert ahead == [0] * replicas
+
+
 def test_prefix_work_is_beside_a_rollout_from_its_first_forward_to_its_last_or_the_rollouts_end() -> None:
     plan = plan_step(2, decode_prompts=2, prefix_prompts=1, suffix_prompts=1)
     schedule = Schedule(plan, Mode.OVERLAP, reference=False, batch_rewards=False)

@@ -262,6 +262,21 @@ def test_an_allocator_is_taken_to_hold_the_most_that_it_was_leased_at_once_and_w
     assert world.memory.leased().private == ((Role.PREFIX, 12 * PAGE),)
 
 
+def test_what_an_owner_works_with_is_on_the_books_of_the_phases_in_which_it_has_leases(world: World) -> None:
+    world.memory.scratch = {Role.PREFIX: 10 * PAGE, Role.TRAINER: 20 * PAGE}
+    held, other = world.memory.now(want(2)), world.memory.now(want(1, owner=Role.TRAINER))
+    world.memory.release(other)
+    worked = ((Role.PREFIX, 12 * PAGE), (Role.TRAINER, 21 * PAGE))
+    assert world.memory.leased().private == worked, "also between units"
+    world.memory.enter(Phase.SCORE)
+    assert world.memory.leased().private == ((Role.PREFIX, 12 * PAGE), (Role.TRAINER, PAGE))
+    world.memory.release(held)
+    world.memory.enter(Phase.TRAIN)
+    assert world.memory.leased().private == ((Role.PREFIX, 2 * PAGE), (Role.TRAINER, PAGE)), "allocators keep it"
+    world.memory.now(want(1, owner=Role.TRAINER))
+    assert world.memory.leased().private == ((Role.PREFIX, 2 * PAGE), (Role.TRAINER, 21 * PAGE))
+
+
 def test_an_observer_hears_of_each_phase_with_what_workers_held_at_most_in_the_one_that_ended(world: World) -> None:
     watched = Watched()
     world.memory.observers = Observers({DEVICE: watched})  # type: ignore[dict-item] # has what is used of it

@@ -17,11 +17,13 @@ from msgspec.structs import replace
 from rollplex.errors import RewardError, StateError
 from rollplex.journal import events
 from rollplex.journal.events import UnitKind
+from rollplex.protocol.common import Role
 from rollplex.protocol.prefix import PrefixBackward, PrefixForward, ScoreSuffix, Which
 from rollplex.protocol.reward import RewardGroup, RewardProblem
 from rollplex.protocol.rollout import GenerateUnit, GroupFinished
 from rollplex.protocol.trainer import TrainSuffix
 from rollplex_coordinator.decisions.plan import StepPlan
+from rollplex_coordinator.memory.leasing import Memory
 from rollplex_coordinator.steps.feed import StepInputs
 from rollplex_coordinator.steps.gathered import Gathered
 from support.core import AMPLE, Core, make_config, minimum_bytes
@@ -195,6 +197,31 @@ def test_with_room_for_one_unit_only_the_others_wait_and_are_served(model_folder
     step.run()
     assert core.events(events.LeaseWaiting)
     check_memory(core, inputs)
+
+
+@pytest.mark.parametrize("kept", ["keep", "recompute"])
+def test_what_a_prefix_kept_from_its_forward_on_is_off_the_books_when_it_lets_go_of_it(
+    make_core: MakeCore, kept: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As its allocator does. Scratch of single units stays until the gate: the next unit takes it again."""
+    trimmed: list[str] = []
+    trim = Memory.trimmed
+
+    def told(memory: Memory, owner: str, devices: Any = None) -> None:
+        trimmed.append(owner)
+        trim(memory, owner, devices)
+
+    monkeypatch.setattr(Memory, "trimmed", told)
+    sections = {"batching": {"prefix_prompts": 1, "suffix_prompts": 1}, "memory": {"prefix_activations": kept}}
+    core = make_core(algorithm={"beta": 0.1}, run={"schedule": "overlap"}, **sections)
+    step, inputs = core.begin(ROWS[:4])
+    before = dict(core.memory.leased().private)[Role.PREFIX]  # what stands from LOAD on
+    step.run()
+    wants = (core.sizes.wants.backward_workspace(inputs.prompts[g : g + 1], g) for g in range(4))
+    largest = max(0 if want is None else want.size_bytes for want in wants)
+    assert dict(core.memory.leased().private)[Role.PREFIX] - before == largest
+    assert (largest > 0) == (kept == "recompute")
+    assert trimmed.count(Role.PREFIX) == (4 if kept == "recompute" else 8), "references, and actors that kept something"
 
 
 # --- versions -----------------------------------------------------------------------------------------------------

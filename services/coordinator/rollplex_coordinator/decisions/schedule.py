@@ -211,14 +211,14 @@ class Schedule:
             yield Complete()
 
     def _next_of(self, lane: ReplicaLane) -> Iterator[Instruction]:
-        # One unit asks ahead: the next asks once this one is granted.
-        if self._prefix_may_run() and lane.asked == len(lane.granted) and lane.asked < len(lane.order):
-            which, unit = lane.order[lane.asked]
-            lane.asked += 1
-            yield Ask(which=which, unit=unit)
         if lane.job is None and (job := self._next_prefix_job(lane)) is not None:
             lane.job = job
             yield job
+        # One unit asks ahead: the next asks once this one runs, so that nothing is leased long before it is needed.
+        if self._prefix_may_run() and lane.asked == lane.forwarded and lane.asked < len(lane.order):
+            which, unit = lane.order[lane.asked]
+            lane.asked += 1
+            yield Ask(which=which, unit=unit)
         following = lane.next_suffix
         if lane.training is None and following is not None and self._may_train(following):
             lane.training = following

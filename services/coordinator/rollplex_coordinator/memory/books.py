@@ -19,6 +19,7 @@ class Books:
         owner's allocator may hold: as much as it was leased at once since it was last trimmed."""
         self._kept: dict[str, int] = {}
         self._trimmed: dict[str, int] = {}
+        self._worked: set[str] = set()
         self._held_in_phase: dict[str, int] = {}
 
     def count(self, segments_bytes: int, private: Mapping[str, int], scratch: Mapping[str, int]) -> None:
@@ -26,12 +27,14 @@ class Books:
 
         Args:
             private: leased now, by owner.
-            scratch: what an owner works with beside its leases, once it has had any.
+            scratch: what an owner works with beside its leases, in a phase in which it has had any.
         """
         for owner, size_bytes in private.items():
             self._kept[owner] = max(size_bytes, self._kept.get(owner, 0))
+            if size_bytes > self._trimmed.get(owner, 0):
+                self._worked.add(owner)
         sizes = {
-            owner: size_bytes + (scratch.get(owner, 0) if size_bytes > self._trimmed.get(owner, 0) else 0)
+            owner: size_bytes + (scratch.get(owner, 0) if owner in self._worked else 0)
             for owner, size_bytes in sorted(self._kept.items())
         }
         self.leased = Leased(
@@ -41,6 +44,12 @@ class Books:
     def trim(self, owner: str, private_bytes: int) -> None:
         """An owner's allocator has given back what was freed; `count` follows. private_bytes: leased to it now."""
         self._trimmed[owner] = self._kept[owner] = private_bytes
+        self._worked.discard(owner)
+
+    def enter(self) -> None:
+        """Another phase begins, in which nobody has worked yet; `count` follows. Of what an owner worked with its
+        allocator keeps little: the next unit's leases lie in the same memory."""
+        self._worked.clear()
 
     def note_held(self, owner: str, size_bytes: int) -> None:
         """What an owner really held under its private leases."""

@@ -66,7 +66,7 @@ class Memory:
         self.observers: Observers | None = None
         """Of the GPUs; None on host memory."""
         self.scratch: dict[str, int] = {}
-        """What an owner works with beside its leases, while it has had any: reserved, and never leased."""
+        """What an owner works with beside its leases, in a phase in which it has any: reserved, never leased."""
 
     def leased(self, device: Device | None = None) -> Leased:
         """The books of a device, the first one unless given, as they stand; another thread may read them."""
@@ -185,6 +185,9 @@ class Memory:
         """
         if self.observers is not None:
             self.observers.enter(phase, self._record.step, lambda device: self._books_of(device).take_held())
+        for device, books in self._books.items():
+            books.enter()
+            self._count_leased(device)
         wrong = {lease: sizes for lease, sizes in self.audit().items() if sizes[0] != sizes[1]}
         if wrong:
             raise StateError(

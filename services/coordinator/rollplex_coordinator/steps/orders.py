@@ -226,6 +226,9 @@ class Orders:
         """Release what a unit held; `what` is generate, score, train, backward, or a `Which`."""
         for blocks in reversed(self._blocks.pop((what, unit))):
             self._c.memory.release(blocks)
+        if what is Which.REFERENCE or (what is Which.ACTOR and not self._c.sizes.recompute):
+            # What was kept from a forward on is private: the prefix process trims when it lets go of it.
+            self._c.memory.trimmed(Role.PREFIX, self._prefix_team(unit).devices)
 
 
 def span(groups: tuple[int, ...]) -> str:
