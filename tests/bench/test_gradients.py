@@ -125,11 +125,15 @@ def test_no_more_runs_than_asked_for_are_made_at_a_time(workload: Workload, want
     assert compared[-1].whole
 
 
-def test_responses_that_are_there_are_used(workload: Workload, wanted: Comparison, tmp_path: Path) -> None:
+def test_responses_that_are_there_are_used_whatever_folder_they_are_named_from(
+    workload: Workload, wanted: Comparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     nodes = Nodes(workload)
     file = tmp_path / "mine.jsonl"
+    file.touch()
+    monkeypatch.chdir(tmp_path)
     gpu = ["device.kind=cuda", "rollout.engine=sglang"]  # which would not record in float32, but need not
-    other = Comparison(**{**vars(wanted), "responses": file, "overrides": gpu})
+    other = Comparison(**{**vars(wanted), "responses": Path("mine.jsonl"), "overrides": gpu})
     compare_gradients(other, say=_silent, run=nodes)
     assert "recorded" not in nodes.names
     assert all(f"rollout.replay={file}" in node.overrides for node in nodes.nodes)
