@@ -47,6 +47,7 @@ class Nodes:
         self.nodes.append(node)
         self.commands.append(command(prepared, node.iterations))
         (node.run_dir / "gradients").mkdir()
+        (node.run_dir / "completions.jsonl").touch()
         steps = range(node.iterations) if node.what == "one" else [0 if node.what == "float32" else int(node.what[-1])]
         dtype: torch.dtype = getattr(torch, prepared.config.model.dtype)
         table = gradient_table(parameter_table(self._shape, dtype=prepared.config.model.dtype, freeze_vision=False))
