@@ -278,16 +278,17 @@ def test_blocks_of_one_request_share_owner_device_and_reservation() -> None:
     refused(StateError, ledger, ledger.request)
 
 
-def test_the_death_of_an_owner_ends_its_leases_and_requests_and_serves_the_next() -> None:
+def test_the_death_of_an_owner_ends_its_requests_and_serves_the_next() -> None:
     ledger = in_rollout(100)
+    held = lease_of(ledger.request(block(60)))
     ledger.request(block(60))
-    ledger.request(block(60))
-    ledger.request(block(90, producer="input"))
-    dropped = ledger.drop_owner("prefix")
-    assert [lease.id for lease in dropped.leases] == [1]
+    ledger.request(block(40, producer="input"))
+    ledger.request(block(60, producer="input"))
+    dropped = ledger.withdraw("prefix")
     assert [pending.request for pending in dropped.requests] == [2]
     assert [granted.request for granted in dropped.granted] == [3]
-    assert ledger.drop_owner("prefix").leases == ()
+    assert [granted.request for granted in ledger.release(held.id, "prefix")] == [4]
+    assert ledger.withdraw("prefix").requests == ()
 
 
 def test_when_the_run_ends_nothing_new_starts_and_leases_still_come_back() -> None:
@@ -443,16 +444,17 @@ class Books(RuleBasedStateMachine):
 
     @rule(owner=st.sampled_from(OWNERS))
     def die(self, owner: str) -> None:
-        dropped = self.ledger.drop_owner(owner)
-        gone = {lease.id for lease in self.held.values() if lease.producer == owner}
-        assert {lease.id for lease in dropped.leases} == gone
-        self.held = {id_: lease for id_, lease in self.held.items() if id_ not in gone}
-        self.over |= gone
-        self.queue = [request for request in self.queue if self.wanted[request][0].producer != owner]
+        dropped = self.ledger.withdraw(owner)
+        ended = {request for request in self.queue if self.wanted[request][0].producer == owner}
+        assert {pending.request for pending in dropped.requests} == ended
+        self.queue = [request for request in self.queue if request not in ended]
         self._serve(dropped.granted)
+        for lease in [lease for lease in self.held.values() if lease.producer == owner]:
+            del self.held[lease.id]
+            self.over.add(lease.id)
+            self._serve(self.ledger.release(lease.id, owner))
         for device in self.ledger.snapshot().devices:
-            granted_now = {lease.id for granted in dropped.granted for lease in granted.leases}
-            assert all(lease.producer != owner or lease.id in granted_now for lease in device.leases)
+            assert all(lease.producer != owner for lease in device.leases)
 
     @rule(
         name=st.sampled_from(("kv", "workspace", "any", "none")),

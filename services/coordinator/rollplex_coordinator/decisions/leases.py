@@ -114,7 +114,6 @@ Answer: TypeAlias = Granted | Waiting
 class Dropped(Struct, frozen=True, kw_only=True):
     """What ended with a process, and what was granted because of it."""
 
-    leases: tuple[Lease, ...]
     requests: tuple[Pending, ...]
     granted: tuple[Granted, ...]
 

@@ -217,25 +217,15 @@ class Ledger:
             account.note_peak(phase)
         return tuple(granted for account in self._accounts.values() for granted in self._serve(account))
 
-    def drop_owner(self, owner: str) -> Dropped:
-        """A process is dead: its leases and requests end. An owner that is not known has none."""
-        leases: list[Lease] = []
-        for account in self._accounts.values():
-            gone = [lease for lease in account.leases.values() if lease.producer == owner]
-            for lease in gone:
-                self._remove(account, lease)
-            leases += gone
-        dropped = self.withdraw(owner)
-        return Dropped(leases=tuple(leases), requests=dropped.requests, granted=dropped.granted)
-
     def withdraw(self, owner: str) -> Dropped:
-        """A process is dead, but what it leased is given back one by one: its requests end."""
+        """A process is dead: its requests end. What it leased is given back one by one. An owner that is not known has
+        none."""
         requests: list[Pending] = []
         for account in self._accounts.values():
             requests += [pending for pending in account.queue if pending.producer == owner]
             account.queue = [pending for pending in account.queue if pending.producer != owner]
         granted = [granted for account in self._accounts.values() for granted in self._serve(account)]
-        return Dropped(leases=(), requests=tuple(requests), granted=tuple(granted))
+        return Dropped(requests=tuple(requests), granted=tuple(granted))
 
     # --- questions ------------------------------------------------------------------------------------------------
 
