@@ -10,6 +10,7 @@ from conformance.conftest import HASTY, PATIENT, broken, ours
 from rollplex.conformance import cases
 from rollplex.conformance.drive import KITS, conformance
 from rollplex.conformance.reading import READER
+from rollplex.conformance.trainer import STANDING, UNLIKE
 from rollplex.protocol.common import Role
 
 LATE = ("handshake_refused", "received", "alive", "eof", "sigterm", "leave")
@@ -60,6 +61,8 @@ BROKEN = (
     ("owns_up_to_more", "prefix", "held"),
     ("trusts_any_version", "trainer", "version"),
     ("digests_nothing", "trainer", "filled"),
+    ("fills_what_stands", "trainer", "standing"),
+    ("trusts_any_digest", "trainer", "standing_refused"),
     ("trains_without_temperature", "trainer", "logprobs"),
     ("votes_for_everything", "trainer", "skip"),
     ("steps_too_early", "trainer", "vote"),
@@ -90,7 +93,7 @@ def test_a_service_that_breaks_a_rule_fails_the_case_of_that_name(rule: str, rol
 def test_every_rule_has_a_service_that_breaks_it() -> None:
     """A rule of two roles whose check is the same code has one of either."""
     shared = (*cases.REFUSED, *cases.BEGINNING, *cases.WIRE, *cases.ENDING, *cases.EARLY, *cases.VERSION, *cases.LEASE)
-    alone = (*cases.DRAIN, *cases.DOUBLED, *cases.EOF, *cases.TERM, *cases.KILL)
+    alone = (*cases.DRAIN, *cases.DOUBLED, *cases.EOF, *cases.TERM, *cases.KILL, *STANDING, *UNLIKE)
     broken_ones = {(role, case) for _, role, case in BROKEN}
     assert {*shared, *alone} - {case for _, case in broken_ones} == set()
     for role, kit in KITS.items():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, Protocol
 
 from rollplex.conformance.judging import (
@@ -17,7 +18,7 @@ from rollplex.conformance.judging import (
     require_nothing_left,
     require_received,
 )
-from rollplex.conformance.sitting import BESIDE, Broken, Limits, Sheet, Sitting, Violation
+from rollplex.conformance.sitting import BESIDE, Broken, Limits, Own, Sheet, Sitting, Violation
 from rollplex.conformance.world import World
 from rollplex.errors import BudgetError
 from rollplex.protocol.common import (
@@ -73,6 +74,11 @@ class Kit(Protocol):
     version: int
     """Of the weights, when they are loaded."""
 
+    @property
+    def own(self) -> Sequence[Own]:
+        """Further sittings, which begin before the worker has joined."""
+        ...
+
     def load(self, cause: int) -> Any:
         """The instruction that loads."""
         ...
@@ -115,6 +121,8 @@ class Sittings:
             self._sit(LEASE, self._lease)
         if kit.role is not Role.TRAINER:
             self._sit(DRAIN, self._drain)
+        for number, own in enumerate(kit.own):
+            self._sit(own.rules, partial(self._own, number))
         self._sit(DOUBLED, self._doubled)
         self._sit(EOF, self._eof)
         self._sit(KILL, self._kill)
@@ -201,6 +209,9 @@ class Sittings:
         with self._sheet.case("drain", DRAIN):
             sitting.ask(lambda cause: Drain(cause=cause, version=kit.version), Drained)
             sitting.failure(sitting.tell(lambda cause: kit.unit(cause, version=kit.version)), forbidden=BESIDE)
+
+    def _own(self, number: int, sitting: Sitting, kit: Kit) -> None:
+        kit.own[number].judge(sitting, self._sheet)
 
     def _doubled(self, sitting: Sitting, kit: Kit) -> None:
         self._loaded(sitting, kit)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rollplex.conformance.judging import close_enough
 from rollplex.conformance.reading import READER, ask_digest, drain, take_over
-from rollplex.conformance.sitting import Sheet, Sitting, Violation
+from rollplex.conformance.sitting import Own, Sheet, Sitting, Violation
 from rollplex.conformance.world import DTYPE, World
 from rollplex.layout.kv import KvLayout
 from rollplex.memory.predict import kv_bytes, prefix_activation_bytes
@@ -56,6 +56,7 @@ class PrefixKit:
     rules: Mapping[str, str] = RULES
     unit_answer: type = PrefixReady
     version = VERSION
+    own: Sequence[Own] = ()
 
     def __init__(self, world: World) -> None:
         self._world = world

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from rollplex.conformance.reading import READER, ask_digest, drain, take_over
-from rollplex.conformance.sitting import Sheet, Sitting, Violation
+from rollplex.conformance.sitting import Own, Sheet, Sitting, Violation
 from rollplex.conformance.world import DTYPE, SAMPLES, World
 from rollplex.memory.predict import rollout_kv_bytes
 from rollplex.protocol.common import DigestReply, DigestRequest, Kind, LeaseRef, Role
@@ -45,6 +45,7 @@ class RolloutKit:
     rules: Mapping[str, str] = RULES
     unit_answer: type = UnitGenerated
     version = VERSION
+    own: Sequence[Own] = ()
 
     def __init__(self, world: World) -> None:
         self._world = world

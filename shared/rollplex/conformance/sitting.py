@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
@@ -289,3 +290,11 @@ class Sitting:
     ) -> None:
         self.program.end()
         self._close()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Own:
+    """A sitting that one role has, with a process and segments of its own: its cases, and who judges them."""
+
+    rules: Mapping[str, str]
+    judge: Callable[[Sitting, Sheet], None]

@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Final
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 from numpy.typing import NDArray
 from torch import Tensor
 
 from rollplex.checkpoint.folder import LATEST, verify
 from rollplex.conformance.judging import close_enough
 from rollplex.conformance.reading import READER, ask_digest
-from rollplex.conformance.sitting import Broken, Sheet, Sitting, Violation
+from rollplex.conformance.sitting import Broken, Own, Sheet, Sitting, Violation
 from rollplex.conformance.world import SAMPLES, Weights, World
 from rollplex.errors import RollplexError
-from rollplex.layout.optimizer import optimizer_table
+from rollplex.layout.optimizer import STEP_OFFSET, optimizer_table
 from rollplex.memory.header import State
 from rollplex.memory.tensors import kv_views
 from rollplex.model.prefix import export_state, leaf_state, prefix_forward
 from rollplex.model.responses import response_batch
 from rollplex.model.suffix import suffix_forward
-from rollplex.protocol.common import DigestReply, DigestRequest, Kind, LeaseRef, Logprobs, Role
+from rollplex.protocol.common import DigestReply, DigestRequest, Kind, LeaseRef, Loaded, Logprobs, Role
 from rollplex.protocol.trainer import (
     Algorithm,
     ApplyUpdate,
@@ -36,6 +37,7 @@ from rollplex.protocol.trainer import (
     SaveCheckpoint,
     Scale,
     SkipUpdate,
+    Standing,
     SuffixTrained,
     TrainSuffix,
     UpdateApplied,
@@ -86,6 +88,14 @@ RULES: Final = {
     "skip": "gradients that are not finite are voted down; SkipUpdate leaves the weights as they are",
     "checkpoint": "a checkpoint holds the weights of its version, un-fused, and verifies",
 }
+STANDING: Final = {
+    "standing": "with `standing` it fills nothing: weights, version and optimizer state are gone on with"
+}
+UNLIKE: Final = {
+    "standing_refused": "with `standing` of another digest than the bytes have it refuses, and changes nothing"
+}
+LEFT_VERSION, LEFT_STEPS = 3, 7
+"""Of what an earlier trainer left."""
 
 
 class TrainerKit:
@@ -105,6 +115,11 @@ class TrainerKit:
         self._kv, self._layout = world.kv(len(world.slots))
         self._responses = world.responses(seed=2)
         self._rewards = [np.random.default_rng(slot.group).random(SAMPLES) for slot in world.slots]
+
+    @property
+    def own(self) -> Sequence[Own]:
+        """Of a trainer that is started over what an earlier one left."""
+        return (Own(rules=STANDING, judge=self._standing), Own(rules=UNLIKE, judge=self._unlike))
 
     def load(self, cause: int) -> LoadTrainer:
         return LoadTrainer(
@@ -308,6 +323,51 @@ class TrainerKit:
         version = manifest.identity.version
         if version != 1 or found.digest != self._actor.digest:
             raise Violation(f"version {version}, {found.digest}", f"version 1, {self._actor.digest}")
+
+    # --- a start over what stands ---------------------------------------------------------------------------------
+
+    def _standing(self, sitting: Sitting, sheet: Sheet) -> None:
+        standing = self._leave()
+        sitting.join()
+        with sheet.case("standing", STANDING):
+            sitting.ask(lambda c: replace(self.load(c), standing=standing), Loaded)
+            self._require_left(standing)
+            if any(value.any() for value in self._world.gradients(self._arena).values()):
+                raise Violation("gradients of the earlier trainer", "none")
+            self.fill()
+            sitting.ask(lambda c: self.unit(c, version=LEFT_VERSION), SuffixTrained)
+            sitting.ask(lambda c: PrepareUpdate(cause=c, step=0, version=LEFT_VERSION), UpdateVote)
+            applied = sitting.ask(lambda c: ApplyUpdate(cause=c, step=0, version=LEFT_VERSION), UpdateApplied)
+            found, needed = (applied.version, self._steps()), (LEFT_VERSION + 1, LEFT_STEPS + 1)
+            if found != needed:
+                raise Violation(f"version, step {found}", f"version, step {needed}")
+
+    def _unlike(self, sitting: Sitting, sheet: Sheet) -> None:
+        standing = self._leave()
+        sitting.join()
+        with sheet.case("standing_refused", UNLIKE):
+            other = replace(standing, digest=standing.digest[::-1])
+            sitting.failure(sitting.tell(lambda c: replace(self.load(c), standing=other)), forbidden=(Loaded,))
+            self._require_left(standing)
+
+    def _leave(self) -> Standing:
+        """What an earlier trainer of the run leaves: other weights than the folder's, and gradients."""
+        self._world.fill(self._actor, seed=LEFT_VERSION)
+        self._actor.initialise(LEFT_VERSION)
+        self._world.map(self._states).write(STEP_OFFSET, LEFT_STEPS.to_bytes(8, "little"))
+        for value in self._world.gradients(self._arena).values():
+            value.fill_(1.0)
+        return Standing(version=LEFT_VERSION, digest=self._actor.digest)
+
+    def _require_left(self, standing: Standing) -> None:
+        header = self._actor.header.read()
+        words = f"{header.state.name} {header.version}, digest {self._actor.digest}, {self._steps()} steps"
+        needed = f"{State.STABLE.name} {LEFT_VERSION}, digest {standing.digest}, {LEFT_STEPS} steps"
+        if words != needed:
+            raise Violation(words, needed)
+
+    def _steps(self) -> int:
+        return int.from_bytes(self._world.map(self._states).read(STEP_OFFSET, 8), "little")
 
 
 def _alike(got: Tensor, needed: Tensor, what: str) -> None:

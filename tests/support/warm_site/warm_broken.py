@@ -453,6 +453,22 @@ def digests_nothing() -> None:
     _wrap("rollplex_trainer.loaded:LoadedTrainer.digest", lambda plain: lambda self: plain(self)[::-1])
 
 
+def fills_what_stands() -> None:
+    def make(plain: Any) -> Any:
+        def load(self: Any, message: Any, segments: Any) -> None:
+            plain(self, message, segments)
+            if message.standing is not None:
+                next(iter(self.weights.values())).zero_()
+
+        return load
+
+    _wrap("rollplex_trainer.loaded:LoadedTrainer.__init__", make)
+
+
+def trusts_any_digest() -> None:
+    _wrap("rollplex_trainer.loaded:require_standing", lambda _plain: lambda _header, _found, _standing: None)
+
+
 def votes_for_everything() -> None:
     _frames(lambda m: replace(m, finite=True) if hasattr(m, "finite") else m)
 
