@@ -18,10 +18,10 @@ from rollplex.memory.digest import digest
 from rollplex.memory.tensors import hf_views, tensor, views
 from rollplex.model.parallel.views import shard_views
 from rollplex.model.parallel.weights import fill_shards
+from rollplex.model.tensor_file import raw_bytes
 from rollplex.model.weights import fill, save_folder
 from rollplex.protocol.common import Kind
 from rollplex_trainer.assembled import WholeTensors, arena_parts, whole_digest, write_weights
-from rollplex_trainer.tensor_file import raw_bytes
 from support.segments import HostSegments
 from support.tiny import write_model
 

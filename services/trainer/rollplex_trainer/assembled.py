@@ -19,9 +19,9 @@ from rollplex.layout.parallel.split import Range
 from rollplex.layout.parameters import ParameterTable, Stored
 from rollplex.memory.digest import TableDigest
 from rollplex.memory.tensors import DTYPES
+from rollplex.model.tensor_file import Form, raw_bytes, write_tensors
 from rollplex.model.weights import METADATA, save_files
 from rollplex_trainer.state_file import STEP, forms_of, metadata
-from rollplex_trainer.tensor_file import Form, raw_bytes, write_tensors
 
 
 class WholeTensors:

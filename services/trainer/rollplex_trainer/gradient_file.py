@@ -12,8 +12,8 @@ from pathlib import Path
 from torch import Tensor
 
 from rollplex.errors import UpdateError
+from rollplex.model.tensor_file import raw_bytes
 from rollplex.whole_file import whole_file
-from rollplex_trainer.tensor_file import raw_bytes
 
 CHUNK_NUMBERS = 2**25
 """Copied to host memory at a time: an arena on a GPU may be larger than what the host has free."""

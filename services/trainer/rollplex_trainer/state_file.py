@@ -11,7 +11,6 @@ from typing import Any, Final
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from rollplex.errors import CheckpointError
@@ -20,7 +19,7 @@ from rollplex.layout.parallel.plan import Parameter
 from rollplex.layout.parallel.slices import slice_of
 from rollplex.memory.tensors import DTYPES, OptimizerViews
 from rollplex.model.parallel.weights import along
-from rollplex_trainer.tensor_file import DTYPE_NAMES, Form
+from rollplex.model.tensor_file import DTYPE_NAMES, Form, write_each
 
 STATE_FILE = "optimizer.safetensors"
 STEP: Final = "step"
@@ -42,7 +41,7 @@ def forms_of(table: OptimizerTable) -> dict[str, Form]:
 
 def write_state(file: Path, state: OptimizerViews, *, optimizer: str) -> None:
     """Write the state as it lies in the segment."""
-    save_file(_named(state), file, metadata=metadata(optimizer))
+    write_each(file, _named(state), metadata=metadata(optimizer))
 
 
 def read_state(file: Path, state: OptimizerViews, *, optimizer: str) -> None:

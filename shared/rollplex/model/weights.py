@@ -17,7 +17,6 @@ from math import prod
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from rollplex.errors import CheckpointError, ModelError
@@ -25,6 +24,7 @@ from rollplex.layout.fields import load
 from rollplex.layout.parameters import ParameterTable
 from rollplex.layout.weight_files import INDEX, OTHER_FORMATS, SINGLE, canonical_name, placed, stored_tensors
 from rollplex.memory.tensors import hf_views
+from rollplex.model.tensor_file import write_each
 
 SHARD_BYTES = 5 * 10**9
 METADATA = {"format": "pt"}
@@ -77,8 +77,7 @@ def save_folder(table: ParameterTable, views: Mapping[str, Tensor], source_folde
     weights = hf_views(views, table)
 
     def write(file: Path, names: Mapping[str, str]) -> None:
-        tensors = {name: weights[parameter].detach().cpu().contiguous() for name, parameter in names.items()}
-        save_file(tensors, file, metadata=METADATA)
+        write_each(file, {name: weights[parameter] for name, parameter in names.items()}, metadata=METADATA)
 
     return save_files(table, source_folder, target_folder, write)
 

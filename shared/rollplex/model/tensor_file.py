@@ -1,7 +1,8 @@
 """A safetensors file written one tensor at a time, byte for byte what `safetensors.torch.save_file` writes.
 
-The library wants all tensors of a file in memory at once, which whole tensors of a model that is split over ranks are
-nowhere. A file is an 8-byte little-endian length, a JSON header of that length, and the numbers.
+The library wants all tensors of a file in host memory at once: whole tensors of a model that is split over ranks are
+nowhere, and the optimizer state of a model on a GPU is more than many hosts have. A file is an 8-byte little-endian
+length, a JSON header of that length, and the numbers.
 
 Owns: the form. Does not know: names, folders, where tensors come from.
 """
@@ -59,11 +60,29 @@ def write_tensors(
     text = text.ljust(-(-len(text) // 8) * 8)
     with file.open("wb") as out:
         out.write(len(text).to_bytes(8, "little") + text)
-        for name in order:
-            value = take(name)
-            if (tuple(value.shape), value.dtype) != (forms[name].shape, forms[name].dtype):
-                raise AssertionError(f"{name}: {tuple(value.shape)} {value.dtype}, needed {forms[name]}")
-            out.write(raw_bytes(value))
+        for name in order:  # no variable, which would keep a tensor while the next is made
+            out.write(raw_bytes(_of_form(take(name), forms[name], name)))
+
+
+def _of_form(value: Tensor, form: Form, name: str) -> Tensor:
+    if (tuple(value.shape), value.dtype) != (form.shape, form.dtype):
+        raise AssertionError(f"{name}: {tuple(value.shape)} {value.dtype}, needed {form}")
+    return value
+
+
+def write_each(file: Path, tensors: Mapping[str, Tensor], *, metadata: Mapping[str, str]) -> None:
+    """Write a file of tensors, wherever they lie: of a GPU's there is never more than one in host memory.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    forms = {name: Form(shape=tuple(value.shape), dtype=value.dtype) for name, value in tensors.items()}
+    write_tensors(file, forms, lambda name: on_host(tensors[name]), metadata=metadata)
+
+
+def on_host(value: Tensor) -> Tensor:
+    """The tensor itself, where it lies there and is contiguous."""
+    return value.detach().cpu().contiguous()
 
 
 def raw_bytes(value: Tensor) -> memoryview:

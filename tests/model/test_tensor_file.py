@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from rollplex_trainer.tensor_file import Form, raw_bytes, write_tensors
+from rollplex.model import tensor_file
+from rollplex.model.tensor_file import Form, raw_bytes, write_each, write_tensors
 
 
 def tensors() -> dict[str, Tensor]:
@@ -38,6 +40,30 @@ def test_a_file_is_byte_for_byte_what_the_library_writes(tmp_path: Path, names: 
     write_tensors(tmp_path / "ours", forms, take, metadata={"optimizer": "adamw"})
     assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
     assert sorted(asked) == sorted(names), "each once"
+
+
+def test_of_tensors_that_lie_elsewhere_there_is_one_in_host_memory_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies: list[weakref.ref[Tensor]] = []
+
+    def copied(value: Tensor) -> Tensor:
+        assert all(copy() is None for copy in copies)
+        copy = value.clone()
+        copies.append(weakref.ref(copy))
+        return copy
+
+    monkeypatch.setattr(tensor_file, "on_host", copied)
+    write_each(tmp_path / "ours", tensors(), metadata={"format": "pt"})
+    save_file(tensors(), tmp_path / "theirs", metadata={"format": "pt"})
+    assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
+    assert len(copies) == len(tensors())
+
+
+def test_a_view_is_written_as_its_numbers_are_read(tmp_path: Path) -> None:
+    value = torch.arange(6, dtype=torch.float32).view(2, 3).T
+    write_each(tmp_path / "file", {"a": value}, metadata={"format": "pt"})
+    assert torch.equal(load_file(tmp_path / "file")["a"], value)
 
 
 def test_a_tensor_of_another_form_is_not_written(tmp_path: Path) -> None:
