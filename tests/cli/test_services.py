@@ -73,7 +73,7 @@ def test_swap_waits_for_what_becomes_of_it(
 
 def test_a_swap_that_the_run_refuses_is_told_in_its_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with LiveRun(tmp_path / "a-1") as live:
-        live.control.error = StateError("this service cannot be replaced", got="trainer", needed="rollout or prefix")
+        live.control.error = StateError("this service cannot be replaced", got="trainer", needed="one device")
         assert run(["swap", "--run", str(live.run_dir), "trainer", sys.executable]) == 1
         assert "this service cannot be replaced; got trainer" in capsys.readouterr().err
 

@@ -62,6 +62,7 @@ BROKEN = (
     ("trusts_any_version", "trainer", "version"),
     ("digests_nothing", "trainer", "filled"),
     ("fills_what_stands", "trainer", "standing"),
+    ("forgets_its_moments", "trainer", "standing"),
     ("trusts_any_digest", "trainer", "standing_refused"),
     ("trains_without_temperature", "trainer", "logprobs"),
     ("votes_for_everything", "trainer", "skip"),

@@ -12,6 +12,7 @@ import pytest
 from rollplex.errors import ConfigError, StateError
 from rollplex.journal.events import ServiceReady, SwapRefused
 from rollplex.protocol.common import Device, DigestReply, Drained, Loaded, Role
+from rollplex.protocol.trainer import Standing
 from rollplex_coordinator.decisions.swap import TAKEOVER, Stage
 from rollplex_coordinator.decisions.work import Work
 from rollplex_coordinator.processes.link import WorkerDied
@@ -26,6 +27,8 @@ class Site:
 
     def __init__(self, run_dir: Path, gone: tuple[str, ...] = ()) -> None:
         self.program: tuple[str, ...] = OLD
+        self.digest = "d"
+        """Of the weights as they are found."""
         self.gone = gone
         self.told: list[str] = []
         self.events: list[Any] = []
@@ -33,14 +36,14 @@ class Site:
         """Turns until the digests that somebody asked for are there."""
         peer = SimpleNamespace(incarnation=3)
         link = SimpleNamespace(
-            peers={Role.ROLLOUT: peer},
+            peers={Role.ROLLOUT: peer, Role.TRAINER: peer},
             peer=lambda role: peer,
             waits=SimpleNamespace(open=[]),
             pump=self._pump,
-            call=lambda *parts: self._say("drain", Drained(cause=1, version=0)),
+            call=lambda role, make, what, *parts: self._say(*self._answer(what)),
             await_peers=lambda roles, deadline_s: None,
             call_team=lambda *parts: self._say("load", _loaded()),
-            call_many=lambda told, *parts: {role: DigestReply(cause=1, version=0, digest="d") for role in told},
+            call_many=lambda told, *parts: {role: DigestReply(cause=1, version=0, digest=self.digest) for role in told},
         )
         self.node = SimpleNamespace(
             run_dir=run_dir,
@@ -73,8 +76,23 @@ class Site:
                 return site.digesting > 0
 
         self.control = Control(gate=gate)
-        self.context = SimpleNamespace(gate=gate, sizes=SimpleNamespace(table=SimpleNamespace(total_bytes=BYTES)))
+        self.loads: list[Any] = []
+        """What trainers were told to find."""
+        self.context = SimpleNamespace(
+            gate=gate,
+            sizes=SimpleNamespace(table=SimpleNamespace(total_bytes=BYTES)),
+            loads=SimpleNamespace(again=self._again),
+        )
         self.swapping = Swapping(cast("Any", self.node), Work(3, serve=True), cast("Any", self.control))
+
+    def _answer(self, what: str) -> tuple[str, Any]:
+        if "digest" in what:
+            return "digest", DigestReply(cause=1, version=0, digest=self.digest)
+        return "drain", Drained(cause=1, version=0)
+
+    def _again(self, standing: dict[Device, Standing], _meets: object) -> SimpleNamespace:
+        self.loads += standing.values()
+        return SimpleNamespace(all=[(SimpleNamespace(role=Role.TRAINER), None)])
 
     def _pump(self, until: Any) -> None:
         while not until():
@@ -123,6 +141,36 @@ def test_a_program_that_is_gone_when_it_is_to_take_the_place_gives_it_back(tmp_p
     assert site.readers == [Role.ROLLOUT]
     assert [type(event) for event in site.events] == [ServiceReady, SwapRefused]
     assert site.control.gate is site.context.gate
+
+
+def test_a_trainer_is_not_drained_and_the_one_after_it_is_told_what_stands(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    site.swapping.swaps.ask(Role.TRAINER, NEW, stopping=False)
+    site.swapping.swaps.passed()
+    site.swapping.at_border(cast("Any", site.context))
+    assert site.told == ["digest", "dismiss", "start new", "load"]
+    assert site.loads == [Standing(version=0, digest="d")]
+    assert site.readers == [], "the gate counts no trainer"
+    site.swapping.stay(cast("Any", site.context), raising(died(Role.TRAINER)))
+    assert site.loads == [Standing(version=0, digest="d")] * 2, "also the old one, after it"
+    assert site.told[4:] == ["dismiss", "start old", "load"]
+    assert (site.program, site.readers) == (OLD, [])
+
+
+def test_a_trainer_that_changes_what_stands_ends_the_run_if_the_old_one_does_not_go_on_with_it(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    site.swapping.swaps.ask(Role.TRAINER, NEW, stopping=False)
+    site.swapping.swaps.passed()
+    start = site.node.start
+
+    def spoil(role: Role) -> None:
+        start(role)
+        site.digest = "other"
+
+    site.node.start = spoil
+    with pytest.raises(StateError, match="the trainer sees other weights; got version 0, other; needed version 0, d"):
+        site.swapping.at_border(cast("Any", site.context))
+    assert site.told == ["digest", "dismiss", "start new", "load", "dismiss", "start old", "load"]
 
 
 def test_the_old_program_stays_until_digests_that_are_under_way_have_come(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A live run whose rollout is replaced twice, and newcomers that may not take its place. Two nodes."""
+"""A live run whose services are replaced, and newcomers that may not take a place. Two nodes."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ ITERATIONS = 8
 OTHER = [sys.executable, "-m", "rollplex_rollout", "--connect-deadline-s", "60"]
 """The same implementation under another command."""
 OTHER_PREFIX = [sys.executable, "-m", "rollplex_prefix", "--connect-deadline-s", "60"]
+OTHER_TRAINER = [sys.executable, "-m", "rollplex_trainer", "--connect-deadline-s", "60"]
 BACK = own("rollplex_rollout")
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 QUICK = {"rollout.forced_lengths": [3, 4, 2, 6, 5, 9], "rollout.max_new_tokens": 12, "checkpoint.at_end": True}
@@ -141,10 +142,19 @@ def test_a_prefix_service_is_replaced_too_and_one_that_ends_before_its_first_ite
     assert (done["state"], done["step"]) == ("swapped", 7), str(done)
 
 
+@pytest.mark.timeout(300)
+def test_a_trainer_is_replaced_over_the_weights_as_they_stand(node: Node, api: httpx.Client) -> None:
+    before = service(api, "trainer")
+    done = swap(node, api, OTHER_TRAINER, role="trainer")
+    assert (done["state"], done["step"]) == ("swapped", 7), str(done)
+    now = service(api, "trainer")
+    assert (now["command"], now["incarnation"]) == (OTHER_TRAINER, before["incarnation"] + 1)
+
+
 def test_what_cannot_be_replaced_is_a_conflict(api: httpx.Client) -> None:
-    answer = api.post("/services/trainer/swap", json={"command": OTHER})
+    answer = api.post("/services/input/swap", json={"command": OTHER})
     assert answer.status_code == 409, answer.text
-    assert "a trainer fills weights" in answer.json()["error"]["needed"]
+    assert answer.json()["error"]["needed"] == "rollout, prefix or trainer"
     assert api.post("/services/rollout/swap", json={"command": []}).status_code == 422
 
 
@@ -167,6 +177,7 @@ def journalled(run: Finished) -> None:
         (6, BACK, 3),
         (7, OTHER_PREFIX, 2),
         (7, OTHER_PREFIX, 4),
+        (7, OTHER_TRAINER, 2),
     ]
     assert [list(event.replaced) for event in swaps[:2]] == [BACK, OTHER]
     assert [event.case for event in run.of(SwapRefused)] == ["hello", "drain", "conformance", "takeover", "takeover"]

@@ -1,4 +1,4 @@
-"""Replacing a reader of the weights by another program between two iterations, while the run goes on.
+"""Replacing a service by another program between two iterations, while the run goes on.
 
     asked ─► conformance test beside the run ─► border ─► Drain, Leave ─► start, join, load ─► same digest? ─► gate
                         │ a case fails                        anything of these goes wrong │
@@ -6,7 +6,10 @@
                    SwapRefused                                          the old program again, SwapRefused
                                           (also of one that ends before its first iteration)
 
-Owns the order of these. What may be replaced, and how far it has got, is `decisions.swap`'s. A trainer is not replaced.
+A trainer reads nothing between two iterations, so it is not drained, and the gate counts no reader less. The one after
+it loads over what stands; if it changes that, the old program does not go on with it, and the run ends by name.
+
+Owns the order of these. What may be replaced, and how far it has got, is `decisions.swap`'s.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from rollplex.errors import (
 )
 from rollplex.journal.events import ServiceReady, ServiceSwapped, SwapRefused
 from rollplex.protocol.common import DigestReply, DigestRequest, Drain, Drained, Loaded, Role
+from rollplex.protocol.trainer import Standing
 from rollplex_coordinator.control import CoreControl
 from rollplex_coordinator.decisions.swap import TAKEOVER, Surroundings, Swap, Swaps
 from rollplex_coordinator.decisions.work import Work
@@ -33,6 +37,7 @@ from rollplex_coordinator.processes.link import WorkerDied, WorkerFailed
 from rollplex_coordinator.processes.node import Node
 from rollplex_coordinator.processes.trial import UNTESTED, Trial
 from rollplex_coordinator.steps.context import Context
+from rollplex_coordinator.steps.loading import load_of_trainer
 from rollplex_coordinator.telling import say
 
 TAG = "conformance test"
@@ -58,8 +63,8 @@ class Swapping:
             )
         )
         self._trial: Trial | None = None
-        self._before: tuple[Role, tuple[str, ...]] | None = None
-        """The old program of a place whose newcomer has not begun an iteration yet."""
+        self._before: tuple[Role, tuple[str, ...], Standing | None] | None = None
+        """The old program of a place whose newcomer has not begun an iteration yet, and what a trainer found there."""
 
     @property
     def due(self) -> bool:
@@ -97,21 +102,21 @@ class Swapping:
         old = node.supervisor.command(role)
         self._control.gate = None  # nobody asks for digests meanwhile
         try:
-            self._dismiss(context, role)
+            standing = self._dismiss(context, role)
             try:
-                self._let_in(context, role, swap.command)
+                self._let_in(context, role, swap.command, standing)
             except WENT_WRONG as error:
                 if _role_of(error) not in {None, role}:
                     raise  # somebody else's end is not the newcomer's fault
                 log.warning("%s could not be replaced: %s", role, error)
                 node.dismiss(role, "it could not take this place")
-                self._let_in(context, role, old)
+                self._let_in(context, role, old, standing)
                 self._refuse(TAKEOVER, str(error), "a service that joins, loads and sees the same weights")
                 return
         finally:
             self._control.gate = context.gate
         self.swaps.swapped(self._work.done)
-        self._before = (role, tuple(old))
+        self._before = (role, tuple(old), standing)
         peer = node.link.peers[role]
         node.record.append(
             ServiceSwapped(
@@ -143,14 +148,15 @@ class Swapping:
                 raise
             self._take_back(context, *self._before, str(error))
 
-    def _take_back(self, context: Context, role: Role, old: Sequence[str], got: str) -> None:
+    def _take_back(self, context: Context, role: Role, old: Sequence[str], standing: Standing | None, got: str) -> None:
         log.warning("%s ended before its first iteration: %s", role, got)
         self._before = None
         self._control.gate = None
         try:
             self._node.dismiss(role, "it ended before its first iteration")
-            context.gate.remove_reader(role)
-            self._let_in(context, role, old)
+            if role is not Role.TRAINER:
+                context.gate.remove_reader(role)
+            self._let_in(context, role, old, standing)
         finally:
             self._control.gate = context.gate
         self._tell(self.swaps.undone(got[:4_000], "a service that stays until its first iteration"))
@@ -184,8 +190,8 @@ class Swapping:
         self._node.record.append(SwapRefused(role=role, command=swap.command, case=case, got=got, needed=needed))
         say(f"rollplex: {role} stays: {case} of {' '.join(swap.command)}: got {got}; needed {needed}")
 
-    def _dismiss(self, context: Context, role: Role) -> None:
-        """The one that has the place finishes, reads no more, and leaves."""
+    def _dismiss(self, context: Context, role: Role) -> Standing | None:
+        """The one that has the place finishes, reads no more, and leaves. Returns what stands, if it was a trainer."""
         node, link, version = self._node, self._node.link, self._node.record.version
 
         def quiet() -> bool:
@@ -193,23 +199,26 @@ class Swapping:
             return not self._control.digesting and all(wait.peer != str(link.peer(role)) for wait in link.waits.open)
 
         link.pump(quiet)
-        link.call(
-            role,
-            lambda cause: Drain(cause=cause, version=version),
-            "drain before it is replaced",
-            node.config.deadlines.unit_s,
-            Drained,
-        )
-        node.dismiss(role, "another program takes this place")
+        leaving, unit_s = "another program takes this place", node.config.deadlines.unit_s
+        if role is Role.TRAINER:
+            seen = link.call(
+                Role.PREFIX, lambda cause: DigestRequest(cause=cause), "digest what stands", unit_s, DigestReply
+            )
+            node.dismiss(role, leaving)
+            return Standing(version=seen.version, digest=seen.digest)
+        drain = "drain before it is replaced"
+        link.call(role, lambda cause: Drain(cause=cause, version=version), drain, unit_s, Drained)
+        node.dismiss(role, leaving)
         context.gate.remove_reader(role)
+        return None
 
-    def _let_in(self, context: Context, role: Role, command: Sequence[str]) -> None:
-        """Raises WENT_WRONG: it has not got the place, whatever of it runs."""
+    def _let_in(self, context: Context, role: Role, command: Sequence[str], standing: Standing | None) -> None:
+        """standing: what a trainer is to find. Raises WENT_WRONG: it has not got the place, whatever of it runs."""
         node, link, deadlines = self._node, self._node.link, self._node.config.deadlines
         node.supervisor.use(role, command)
         node.start(role)
         link.await_peers([role], deadlines.start_s)
-        team, make = node.loads[role]
+        team, make = node.loads[role] if standing is None else load_of_trainer(context, standing)
         loaded = link.call_team(team, make, "load the model", deadlines.load_s, Loaded)
         if loaded.table_bytes != context.sizes.table.total_bytes:
             raise ModelError(
@@ -217,20 +226,24 @@ class Swapping:
                 got=f"{loaded.table_bytes} bytes",
                 needed=f"{context.sizes.table.total_bytes}",
             )
+        other = Role.PREFIX if role is Role.TRAINER else Role.TRAINER
         seen = link.call_many(
-            {who: lambda cause: DigestRequest(cause=cause) for who in (role, Role.TRAINER)},
+            {who: lambda cause: DigestRequest(cause=cause) for who in (role, other)},
             "digest the weights",
             deadlines.unit_s,
             DigestReply,
         )
-        if (seen[role].version, seen[role].digest) != (seen[Role.TRAINER].version, seen[Role.TRAINER].digest):
-            raise StateError(
-                f"the {role} service sees other weights than the trainer",
-                got=f"version {seen[role].version}, {seen[role].digest}",
-                needed=f"version {seen[Role.TRAINER].version}, {seen[Role.TRAINER].digest}",
-            )
-        replayed = role is Role.ROLLOUT and node.config.rollout.engine == "replay"
-        context.gate.register_reader(role, on_policy=loaded.on_policy, replayed=replayed)
+        right = standing or seen[other]
+        for who, reply in seen.items():
+            if (reply.version, reply.digest) != (right.version, right.digest):
+                raise StateError(
+                    f"with this {role} service the {who} sees other weights",
+                    got=f"version {reply.version}, {reply.digest}",
+                    needed=f"version {right.version}, {right.digest}",
+                )
+        if role is not Role.TRAINER:
+            replayed = role is Role.ROLLOUT and node.config.rollout.engine == "replay"
+            context.gate.register_reader(role, on_policy=loaded.on_policy, replayed=replayed)
         peer = link.peers[role]
         node.record.append(ServiceReady(service=str(peer), role=role, incarnation=peer.incarnation))
 

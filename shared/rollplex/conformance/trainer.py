@@ -21,7 +21,7 @@ from rollplex.conformance.world import SAMPLES, Weights, World
 from rollplex.errors import RollplexError
 from rollplex.layout.optimizer import STEP_OFFSET, optimizer_table
 from rollplex.memory.header import State
-from rollplex.memory.tensors import kv_views
+from rollplex.memory.tensors import kv_views, optimizer_views
 from rollplex.model.prefix import export_state, leaf_state, prefix_forward
 from rollplex.model.responses import response_batch
 from rollplex.model.suffix import suffix_forward
@@ -96,6 +96,8 @@ UNLIKE: Final = {
 }
 LEFT_VERSION, LEFT_STEPS = 3, 7
 """Of what an earlier trainer left."""
+LEFT_OPTIMIZER = replace(OPTIMIZER, name="adamw")
+"""One that keeps something of each number."""
 
 
 class TrainerKit:
@@ -330,8 +332,11 @@ class TrainerKit:
         standing = self._leave()
         sitting.join()
         with sheet.case("standing", STANDING):
-            sitting.ask(lambda c: replace(self.load(c), standing=standing), Loaded)
+            before = self._left_state()
+            sitting.ask(lambda c: self._load_over(c, standing), Loaded)
             self._require_left(standing)
+            if self._left_state() != before:
+                raise Violation("another optimizer state", "the earlier trainer's")
             if any(value.any() for value in self._world.gradients(self._arena).values()):
                 raise Violation("gradients of the earlier trainer", "none")
             self.fill()
@@ -347,17 +352,29 @@ class TrainerKit:
         sitting.join()
         with sheet.case("standing_refused", UNLIKE):
             other = replace(standing, digest=standing.digest[::-1])
-            sitting.failure(sitting.tell(lambda c: replace(self.load(c), standing=other)), forbidden=(Loaded,))
+            sitting.failure(sitting.tell(lambda c: self._load_over(c, other)), forbidden=(Loaded,))
             self._require_left(standing)
 
     def _leave(self) -> Standing:
-        """What an earlier trainer of the run leaves: other weights than the folder's, and gradients."""
+        """What an earlier trainer of the run leaves: other weights than the folder's, moments, and gradients."""
         self._world.fill(self._actor, seed=LEFT_VERSION)
         self._actor.initialise(LEFT_VERSION)
-        self._world.map(self._states).write(STEP_OFFSET, LEFT_STEPS.to_bytes(8, "little"))
+        table = optimizer_table(self._world.table, name=LEFT_OPTIMIZER.name, momentum=0.0)
+        self._states = self._world.create(Kind.OPTIMIZER_STATE, table.total_bytes)
+        views = optimizer_views(self._world.map(self._states), table)
+        views.step.fill_(LEFT_STEPS)
+        for kind in views.states.values():
+            for value in kind.values():
+                value.fill_(1.0)
         for value in self._world.gradients(self._arena).values():
             value.fill_(1.0)
         return Standing(version=LEFT_VERSION, digest=self._actor.digest)
+
+    def _load_over(self, cause: int, standing: Standing) -> LoadTrainer:
+        return replace(self.load(cause), standing=standing, optimizer=LEFT_OPTIMIZER)
+
+    def _left_state(self) -> bytes:
+        return self._world.map(self._states).read(0, self._states.size_bytes)
 
     def _require_left(self, standing: Standing) -> None:
         header = self._actor.header.read()

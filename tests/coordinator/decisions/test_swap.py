@@ -41,8 +41,8 @@ def test_a_newcomer_can_be_refused_by_its_test_and_at_the_border(*, passed: bool
 @pytest.mark.parametrize(
     ("role", "around", "needed"),
     [
-        (Role.TRAINER, HOST, "a trainer fills weights and optimizer state anew"),
-        (Role.INPUT, HOST, "rollout or prefix"),
+        (Role.INPUT, HOST, "rollout, prefix or trainer"),
+        (Role.TRAINER, replace(HOST, single=False), "one device"),
         (Role.ROLLOUT, replace(HOST, single=False), "one device"),
         (Role.ROLLOUT, replace(HOST, external_workers=True), "workers that this coordinator starts"),
         (Role.PREFIX, replace(HOST, gpu=True), "host memory"),

@@ -465,6 +465,18 @@ def fills_what_stands() -> None:
     _wrap("rollplex_trainer.loaded:LoadedTrainer.__init__", make)
 
 
+def forgets_its_moments() -> None:
+    def make(plain: Any) -> Any:
+        def load(self: Any, message: Any, segments: Any) -> None:
+            plain(self, message, segments)
+            if message.standing is not None:
+                self.optimizer.reset()
+
+        return load
+
+    _wrap("rollplex_trainer.loaded:LoadedTrainer.__init__", make)
+
+
 def trusts_any_digest() -> None:
     _wrap("rollplex_trainer.loaded:require_standing", lambda _plain: lambda _header, _found, _standing: None)
 

@@ -88,12 +88,7 @@ class Swaps:
         around, newest = self._surroundings, self.newest
         again = "Name it in the configuration (services) and go on from a checkpoint: rollplex up CONFIG --resume."
         return (
-            (role not in {Role.ROLLOUT, Role.PREFIX, Role.TRAINER}, "rollout or prefix", ""),
-            (
-                role is Role.TRAINER,
-                "rollout or prefix: a trainer fills weights and optimizer state anew when it loads",
-                again,
-            ),
+            (role not in {Role.ROLLOUT, Role.PREFIX, Role.TRAINER}, "rollout, prefix or trainer", ""),
             (not command, "a program", ""),
             (not around.single, "one device: several processes of a role would have to be replaced at once", again),
             (around.external_workers, "workers that this coordinator starts", "Replace the container, and go on."),

@@ -31,7 +31,7 @@ from rollplex_coordinator.memory.sizes import Sizes
 from rollplex_coordinator.processes.hub import Peer
 from rollplex_coordinator.processes.node import Node
 from rollplex_coordinator.steps.context import Context
-from rollplex_coordinator.steps.loads import Loads, meeting_files
+from rollplex_coordinator.steps.loads import Load, Loads, meeting_files
 from rollplex_coordinator.steps.segments import StandingSegments, standing
 
 log = logging.getLogger("rollplex.coordinator")
@@ -129,6 +129,13 @@ def load_models(
         node.record.append(WeightsLoaded(version=version, digest=combined(digests)))
     node.record.stage("load model", start_s)
     return Models(loaded=found, digests=digests, loads=loads)
+
+
+def load_of_trainer(c: Context, standing: Standing) -> tuple[Team, Load]:
+    """The only trainer's team, and what a new one of it is told to load: what stands."""
+    assert c.loads is not None, "a loaded node"
+    told = c.loads.again({DEVICE: standing}, {}).all
+    return next((team, make) for team, make in told if team.role is Role.TRAINER)
 
 
 def load_again(node: Node, c: Context) -> dict[Role, Loaded]:

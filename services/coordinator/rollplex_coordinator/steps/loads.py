@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from itertools import count
 from pathlib import Path
+from typing import TypeAlias
 
 from msgspec.structs import replace
 
@@ -22,6 +23,8 @@ from rollplex_coordinator.memory.caps import Caps
 from rollplex_coordinator.processes.node import MEET
 from rollplex_coordinator.steps.segments import StandingSegments
 
+Load: TypeAlias = Callable[[int, int], LoadTrainer | LoadPrefix | LoadRollout]
+"""Makes a message from a cause and a rank."""
 COLLECTIVE_MARGIN_S = 30.0
 """Beyond the coordinator's longest deadline, which begins anew with a sign of life and is looked at twice a second."""
 
@@ -68,7 +71,7 @@ class Loads:
         )
 
     @property
-    def all(self) -> list[tuple[Team, Callable[[int, int], LoadTrainer | LoadPrefix | LoadRollout]]]:
+    def all(self) -> list[tuple[Team, Load]]:
         """Of the whole fleet, in the order in which they are sent."""
         fleet = self._segments.fleet
         return [

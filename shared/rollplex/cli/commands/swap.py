@@ -22,7 +22,7 @@ def swap(
     run: RunOption = None,
     wait: Annotated[bool, typer.Option(help="Wait for what becomes of it.")] = True,
 ) -> None:
-    """Replace a rollout or prefix service of a live run by another program, between two iterations.
+    """Replace a rollout, prefix or trainer service of a live run by another program, between two iterations.
 
     The newcomer is tested first, as `rollplex conformance` does, while the run goes on. If it fails, or does not get as
     far as its first iteration, the old program keeps the place. Exit code 1 then.

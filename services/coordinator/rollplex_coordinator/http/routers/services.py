@@ -25,6 +25,7 @@ def take_digests(control: ControlDep, request: Nothing | None = None) -> Digests
 
 @router.post("/{role}/swap", status_code=202)
 def swap_service(role: Role, request: SwapRequest, control: ControlDep) -> SwapView:
-    """Replace a rollout or prefix service by another program. It is tested beside the run, and takes the place at the
-    next border between iterations. Answered when noted; how it went is in `swap` of GET /status, and in the events."""
+    """Replace a rollout, prefix or trainer service by another program. It is tested beside the run, and takes the place
+    at the next border between iterations. Answered when noted; how it went is in `swap` of GET /status, and in the
+    events."""
     return control.swap(role, request.command)
