@@ -12,7 +12,7 @@ import pytest
 
 from rollplex.journal.events import UpdateCommitted, WorkersRestarted, WorkersRestarting
 from rollplex.nvml import Gpu, open_gpu
-from support.gpu_processes import roles_on
+from support.gpu_processes import processes_on
 from support.killing import HOLDERS, Driver
 from support.nodes import Finished, Node, end_all
 from support.warm import COLD
@@ -35,7 +35,7 @@ class Killed:
     used_bytes: list[int]
     """HBM while it was idle after an iteration: before the first end, and after each."""
     there: list[list[str]]
-    """What was on the GPU then, without MPS."""
+    """Every process on the GPU then, by what it is."""
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def kill_in_each_phase(node: Node, victims: dict[str, str], gpu: Gpu) -> Killed:
 
         def look() -> None:
             used.append(gpu.used_bytes())
-            there.append(sorted(roles_on(gpu).values()))
+            there.append(sorted(processes_on(gpu).values()))
 
         driver.idle()
         driver.begin()

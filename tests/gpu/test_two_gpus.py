@@ -32,7 +32,7 @@ from rollplex.layout.parameters import parameter_table
 from rollplex.layout.shape import read_shape
 from rollplex.memory.cuda import CudaBackend
 from rollplex.nvml import Gpu, open_gpu
-from support.gpu_processes import roles_on, variables_of
+from support.gpu_processes import contexts_on, variables_of, worker_of
 from support.nodes import Finished, Node, end_all
 from support.warm import COLD
 
@@ -66,6 +66,8 @@ class Seen:
     placement: Placement
     on: list[dict[int, str]]
     """By GPU: processes with a context there, and their roles."""
+    workers: dict[int, int]
+    """By process the worker that it is, or a child of."""
     variables: dict[int, dict[str, str]]
     """By process."""
     joined: dict[str, int]
@@ -109,13 +111,14 @@ def seen(
         node.until(
             lambda: metrics.exists() and metrics.read_bytes().count(b"\n") >= ITERATIONS, "the iterations", NODE_S
         )
-        on = [roles_on(gpu) for gpu in gpus]
+        on = [contexts_on(gpu) for gpu in gpus]
+        workers = {pid: worker_of(pid) for one in on for pid in one}
         variables = {pid: variables_of(pid) for one in on for pid in one}
         joined = {log.stem: node.worker(log.stem) for log in (run_dir / "logs").glob("*-[01].log")}
         node.process.send_signal(signal.SIGTERM)
         ended = node.wait(NODE_S)
         assert ended.code == 0, ended.stderr
-        return Seen(placement=placement, on=on, variables=variables, joined=joined, run=ended)
+        return Seen(placement=placement, on=on, workers=workers, variables=variables, joined=joined, run=ended)
 
     yield found
     end_all(nodes)
@@ -125,13 +128,15 @@ def seen(
 def test_every_gpu_has_one_process_of_each_role_and_no_process_has_two_gpus(
     layout: str, seen: Callable[[str], Seen], gpus: tuple[Gpu, Gpu], engine: str
 ) -> None:
-    """SGLang's scheduler is a child of the rollout and counts as one. A process that sees one GPU has no other."""
+    """SGLang's processes are children of the rollout and count with it. A process that sees one GPU has no other."""
     found = seen(layout)
     assert len(found.run.metrics) == ITERATIONS
     assert [set(one.values()) for one in found.on] == PLACES[layout], found.on
     several = {"rollout"} if engine == "sglang" else set()
-    for gpu, here in zip(gpus, found.on, strict=True):
-        assert {role for role, number in Counter(here.values()).items() if number > 1} <= several, found.on
+    for number, (gpu, here) in enumerate(zip(gpus, found.on, strict=True)):
+        assert {role for role, times in Counter(here.values()).items() if times > 1} <= several, found.on
+        workers = {found.joined.get(f"{role}-{number}") for role in set(here.values())}
+        assert {found.workers[pid] for pid in here} == workers, "one of each role, the device's own"
         assert {found.variables[pid]["CUDA_VISIBLE_DEVICES"] for pid in here} == {gpu.info.uuid}
     assert set(found.on[0]).isdisjoint(found.on[1])
 

@@ -7,24 +7,28 @@ from pathlib import Path
 from rollplex.nvml import Gpu
 
 ROLES = {"rollplex_trainer": "trainer", "rollplex_prefix": "prefix", "rollplex_rollout": "rollout"}
-MPS = "nvidia-cuda-mps"
+MPS, GONE = "mps", "gone"
+_MPS_PROGRAM = "nvidia-cuda-mps"
 
 
-def roles_on(gpu: Gpu) -> dict[int, str]:
-    """Processes that have a context on it, without those of MPS: by pid a role, where a child of a worker has that of
-    its parent, or the words that it was started with. Processes that end meanwhile are not there.
+def processes_on(gpu: Gpu) -> dict[int, str]:
+    """All that the driver lists, by pid: `MPS`, `GONE` if it has ended, a role, where a child of a worker has that of
+    its parent, or the words that it was started with."""
+    return {process.pid: _what(process.pid) for process in gpu.processes()}
 
-    A process that only maps memory of this GPU, by NCCL or a peer's segment, is a client of MPS that holds 0 bytes."""
-    found: dict[int, str] = {}
-    for process in gpu.processes():
-        if process.used_bytes == 0:
-            continue
-        try:
-            if not any(MPS in word for word in _words(process.pid)):
-                found[process.pid] = _role(process.pid)
-        except FileNotFoundError:
-            continue
-    return found
+
+def contexts_on(gpu: Gpu) -> dict[int, str]:
+    """Of these those that hold memory of the GPU, without MPS's own. A process that only maps memory of this GPU, by
+    NCCL or a peer's segment, is a client of MPS that holds 0 bytes."""
+    holding = {process.pid for process in gpu.processes() if process.used_bytes != 0}
+    return {pid: what for pid, what in processes_on(gpu).items() if pid in holding and what not in {MPS, GONE}}
+
+
+def worker_of(pid: int) -> int:
+    """The worker that a process is, or a child of."""
+    while pid > 1 and not any(module in _words(pid) for module in ROLES):
+        pid = _parent(pid)
+    return pid
 
 
 def variables_of(pid: int) -> dict[str, str]:
@@ -33,14 +37,19 @@ def variables_of(pid: int) -> dict[str, str]:
     return dict(pair.split("=", 1) for pair in pairs if "=" in pair)
 
 
-def _role(pid: int) -> str:
-    parent = pid
-    while parent > 1:
-        for module, role in ROLES.items():
-            if module in _words(parent):
-                return role
-        parent = int(Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[1])
-    return " ".join(_words(pid)).strip() or f"pid {pid}"
+def _what(pid: int) -> str:
+    try:
+        words = _words(pid)
+        if any(_MPS_PROGRAM in word for word in words):
+            return MPS
+        found = [role for module, role in ROLES.items() if module in _words(worker_of(pid))]
+    except FileNotFoundError:
+        return GONE
+    return found[0] if found else " ".join(words).strip() or f"pid {pid}"
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def _words(pid: int) -> list[str]:
