@@ -27,6 +27,7 @@ from rollplex.layout.vision import Architecture
 from rollplex.memory.tensors import hf_views
 from rollplex.model.attention import TEXT_ATTENTION
 from rollplex.model.fused import fuse
+from rollplex.model.head import OutputLayer
 from rollplex.model.vision import VISION_ATTENTION, PatchProjection
 
 Model: TypeAlias = Qwen2_5_VLForConditionalGeneration
@@ -59,7 +60,7 @@ def build(
         gradients: stored name -> tensor, for every trainable entry. Each parameter's .grad becomes a view on it,
             so that a backward adds in place. None: no parameter needs a gradient.
         freeze_vision: must be what the table was made with.
-        plain: keep transformers' attention and patch embedding.
+        plain: keep transformers' attention, patch embedding and output layer.
         fused: run `rollplex.model.fused` instead of transformers' modules. None: on a GPU in bfloat16.
 
     Returns:
@@ -75,6 +76,9 @@ def build(
     model = without_storage(folder)
     grads = {} if gradients is None else hf_views(gradients, gradient_table(table))
     _point(model, hf_views(views, table), grads, folder)
+    if not plain:
+        head: Any = OutputLayer(model.lm_head.weight)
+        model.lm_head = head
     make_ready(model, next(iter(views.values())).device, plain=plain)
     if not plain and (runs_fused(next(iter(views.values()))) if fused is None else fused):
         fuse(model, views, gradients)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from rollplex.memory.predict import LOGITS_CHUNK_BYTES
 from rollplex.model.attention import softmax_dtype
+from rollplex.model.head import output_logits
 from rollplex.model.measure import note_scratch
 from rollplex.model.parallel.vocabulary import VocabularyShard
 
@@ -125,7 +126,7 @@ class _TokenLogprobs(torch.autograd.Function):
         picked = norm.new_empty(rows.shape[0])
         for start in range(0, count, chunk):
             part = slice(start, start + chunk)
-            logits = _scaled(hidden[part] @ weight.t(), temperature, forbidden)
+            logits = _scaled(output_logits(hidden[part], weight), temperature, forbidden)
             norm[part] = torch.logsumexp(logits, -1)
             here, local = _in_chunk(rows, start, chunk, count)
             picked[here] = logits[local, tokens[here]]
@@ -158,7 +159,7 @@ class _TokenLogprobs(torch.autograd.Function):
             d_logprobs = d_logprobs.masked_fill(~mine, 0)
         for start in range(0, count, ctx.chunk):
             part = slice(start, start + ctx.chunk)
-            factor = _scaled(hidden[part] @ weight.t(), ctx.temperature, forbidden).sub_(norm[part, None])
+            factor = _scaled(output_logits(hidden[part], weight), ctx.temperature, forbidden).sub_(norm[part, None])
             d_logits = factor.exp()
             note_scratch(factor, d_logits)
             if d_entropies is not None:

@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from rollplex.memory.predict import LOGITS_CHUNK_BYTES
 from rollplex.model.attention import softmax_dtype
 from rollplex.model.batch import PromptBatch
 from rollplex.model.build import Model
+from rollplex.model.head import output_logits
 
 TEXT, IMAGE, VIDEO = 0, 1, 2
 """transformers' mm_token_type_ids."""
@@ -132,7 +132,7 @@ def _logprobs(
     allowed, places = keep.nonzero().squeeze(1), keep.cumsum(0) - 1
 
     def part(rows: Tensor, picked: Tensor) -> tuple[Tensor, Tensor]:
-        logits = functional.linear(rows, weight).index_select(-1, allowed)
+        logits = output_logits(rows, weight).index_select(-1, allowed)
         logp = torch.log_softmax(logits.to(softmax_dtype(weight.dtype)) / temperature, -1)
         return logp.gather(1, picked[:, None]).squeeze(1), -(logp.exp() * logp).sum(-1)
 

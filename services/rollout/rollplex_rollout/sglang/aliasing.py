@@ -16,9 +16,10 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from rollplex.errors import ModelError, SegmentError
+from rollplex.errors import EngineError, ModelError, SegmentError
 from rollplex.memory.segment import Mapping
 from rollplex.memory.tensors import DTYPES, require_mapped, tensor
+from rollplex.model.head import output_logits
 from rollplex_rollout.sglang.places import Places
 
 _MOST_NAMES: Final = 8
@@ -128,6 +129,24 @@ def require_same(places: Places, found: MappingOf[str, tuple[tuple[int, ...], to
             needed=f"the {len(needed)} parameters of the rank's table",
             do="Use the version of SGLang that the optional dependency `sglang` names.",
         )
+
+
+def widen(logits_processor: Any) -> None:
+    """Make logits as the trainer does: float32, from half-precision weights too. SGLang's own option for it copies the
+    whole output layer to float32 at every step.
+
+    Raises:
+        EngineError: SGLang is not built as 0.5.17 is.
+    """
+    if not callable(getattr(logits_processor, "_compute_lm_head", None)):
+        raise EngineError("SGLang's way to make logits is not known", got="no _compute_lm_head", needed="SGLang 0.5.17")
+
+    def compute(hidden_states: Tensor, lm_head: Any, embedding_bias: Tensor | None = None) -> Tensor:
+        if embedding_bias is not None:
+            raise EngineError("SGLang's output layer has a bias", needed="none, as the trainer's has none")
+        return output_logits(hidden_states.to(lm_head.weight.dtype), lm_head.weight)
+
+    logits_processor._compute_lm_head = compute  # noqa: SLF001 - there is no argument for it
 
 
 def never_sample(logits_processor: nn.Module, ids: Sequence[int], vocab: int, device: torch.device) -> None:

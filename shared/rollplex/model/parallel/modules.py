@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor, nn
 
+from rollplex.model.head import output_logits
 from rollplex.model.parallel.group import TensorGroup, summed
 from rollplex.model.parallel.vocabulary import VocabularyShard
 
@@ -77,7 +78,7 @@ class ShardedHead(nn.Module):
         """[..., hidden] -> logits [..., vocabulary] of all ranks, padding cut off; for decoding, without gradients."""
         if torch.is_grad_enabled() and hidden.requires_grad:
             raise AssertionError("logits of a sharded vocabulary have no gradient: use token_logprobs")
-        return torch.cat(self.shard.group.gather(F.linear(hidden, self.weight)), -1)[..., : self.shard.vocab]
+        return torch.cat(self.shard.group.gather(output_logits(hidden, self.weight)), -1)[..., : self.shard.vocab]
 
 
 def vocabulary_shard(head: nn.Module) -> VocabularyShard | None:
