@@ -16,6 +16,7 @@ _NO_WEIGHT = {"functions": [{"function": "a:f", "weight": 0.0}, {"function": "b:
 _ANYWHERE = "0.0.0.0"  # noqa: S104 - what is to be refused
 _GPU = {"kind": "cuda"}
 _HALF = {"path": "m", "dtype": "bfloat16"}
+_SGLANG = {"device": _GPU, "model": _HALF}
 _OWN = {"engine": "sglang", "sglang": {"own_weights": True}}
 _EVAL = {"name": "e", "data": "x.jsonl"}
 _APART = {"placement": "disaggregated"}
@@ -40,6 +41,8 @@ _APART = {"placement": "disaggregated"}
         ({"rollout": {"engine": "replay", "replay": "a.jsonl"}, "eval": [_EVAL]}, "eval"),
         ({"rollout": {"sglang": {"own_weights": True}}}, "rollout.sglang.own_weights"),
         ({"rollout": {"engine": "sglang"}, "model": _HALF}, "rollout.engine"),
+        ({**_SGLANG, "rollout": {"engine": "sglang", "temperature": 1e-7}}, "rollout.temperature"),
+        ({**_SGLANG, "rollout": {"engine": "sglang", "temperature": 0.7, "top_k": 1}}, "rollout.top_k"),
         ({"rollout": {"engine": "sglang"}, "device": _GPU}, "model.dtype"),
         ({"device": _GPU, "model": {"path": "m", "dtype": "float64"}}, "model.dtype"),
         ({"device": _GPU, "memory": {"budget": "8GiB"}}, "memory.budget"),
@@ -97,6 +100,9 @@ def test_a_contradiction_is_refused_and_names_the_key(make: Make, sections: dict
         {"rollout": {"engine": "replay", "replay": "a.jsonl", "replay_s": 1.0}, "eval": []},
         {"rollout": {"engine": "sglang", "sglang": {"own_weights": True}}, "device": _GPU, "model": _HALF},
         {"device": _GPU, "model": {"path": "m", "dtype": "float32"}},
+        {**_SGLANG, "rollout": {"engine": "sglang", "temperature": 1.0, "top_k": 1}},
+        {**_SGLANG, "rollout": {"engine": "sglang", "temperature": 1e-6, "top_k": 2}},
+        {"rollout": {"temperature": 1e-7, "top_k": 1}},
         {"device": _GPU, "memory": {"budget": "9GiB"}},
         {"parallel": {"devices": 2, "training": 2}, "device": _GPU, "model": _HALF, "rollout": {"engine": "sglang"}},
         {

@@ -63,6 +63,12 @@ def test_on_a_host_the_weight_is_widened_in_parts(monkeypatch: pytest.MonkeyPatc
         assert torch.allclose(output_logits(hidden, weight), whole, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_no_rows_give_no_logits(dtype: torch.dtype) -> None:
+    hidden, weight = problem(dtype)
+    assert output_logits(hidden[:0], weight).shape == (0, 97)
+
+
 def test_any_number_of_dimensions_comes_before_the_hidden_states() -> None:
     hidden, weight = problem(torch.bfloat16)
     assert torch.equal(output_logits(hidden[None, :, None], weight), output_logits(hidden, weight)[None, :, None])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rollplex.model.logprob import log_probabilities, token_logprobs
-from support.operations import Operations
+from support.operations import LiveBytes, Operations
 
 NEVER = (2, 5, 40)
 VOCAB = 11
@@ -144,6 +144,24 @@ def test_without_entropy_there_is_none_and_frozen_inputs_get_no_gradient() -> No
     picked.sum().backward()  # type: ignore[no-untyped-call]
     assert weight.grad is not None
     assert hidden.grad is None
+
+
+@pytest.mark.parametrize("entropy", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_two_chunks_of_logits_live_at_a_time_forward_and_backward(dtype: torch.dtype, entropy: bool) -> None:
+    vocab, count, rows_at_a_time = 4096, 12, 3
+    hidden = torch.randn(count, 8).to(dtype).requires_grad_()
+    weight = torch.randn(vocab, 8).to(dtype)
+    rows, tokens = torch.arange(count), torch.randint(0, vocab, (count,))
+    chunk = rows_at_a_time * vocab * (8 if dtype is torch.float64 else 4)
+    widened = vocab * 8 * 4 if dtype is torch.bfloat16 else 0
+    with LiveBytes() as live:
+        picked, entropies = token_logprobs(
+            hidden, weight, rows, tokens, temperature=0.7, never_sampled=(), entropy=entropy, chunk_bytes=chunk
+        )
+        total = picked.sum() if entropies is None else picked.sum() + entropies.sum()
+        total.backward()  # type: ignore[no-untyped-call]
+    assert chunk <= live.peak <= 2 * chunk + widened + 4096, "and what is one number for each row"
 
 
 def test_half_precision_scores_in_float32_and_rounds_no_logit() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from rollplex.errors import StateError
+from rollplex.errors import StaleWeightsError, StateError
 from rollplex.model.prefix import PrefixState
 from rollplex.protocol.common import Committed, Drain, Responses
 from rollplex.protocol.prefix import Which
@@ -135,6 +135,12 @@ def test_a_unit_that_is_alive_at_the_gate_is_an_error_that_names_it(make_world: 
     world.forward(which, ALL, 4)
     with pytest.raises(StateError, match=rf"outlive their step.*{which} units \[4\]"):
         world.send(Drain(cause=3, version=VERSION))
+
+
+def test_a_drain_of_another_version_than_the_headers_is_refused(make_world: MakeWorld) -> None:
+    world = make_world()
+    with pytest.raises(StaleWeightsError, match=f"got version {VERSION}, STABLE; needed version {VERSION + 1}"):
+        world.send(Drain(cause=2, version=VERSION + 1))
 
 
 def test_fifty_units_leak_no_descriptor_and_no_mapping(make_world: MakeWorld, responses: list[Responses]) -> None:

@@ -263,6 +263,11 @@ def test_from_drain_to_committed_nothing_is_sampled(recorded: Bench) -> None:
     assert len(recorded.generate(version=VERSION + 1)) == 4
 
 
+def test_a_drain_of_another_version_than_the_headers_is_refused(recorded: Bench) -> None:
+    with pytest.raises(StaleWeightsError, match=f"got version {VERSION}, STABLE; needed version {VERSION + 1}"):
+        recorded.tell(Drain(cause=8, version=VERSION + 1))
+
+
 @pytest.mark.parametrize("first", ["unit", "digest"])
 def test_what_an_engine_saw_of_the_weights_while_they_were_filled_is_dropped_before_its_first_use(
     node: Node, first: str

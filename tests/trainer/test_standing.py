@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from rollplex.errors import SegmentError, StaleWeightsError
 from rollplex.memory.header import State
 from rollplex.protocol.trainer import LoadTrainer, Standing
+from rollplex_trainer import ready
 from rollplex_trainer.service import TrainerService
 from support.segments import HostSegments
 from support.trainer import Sampled, World, apply, prepare, train_all
@@ -84,6 +85,20 @@ def test_weights_that_changed_since_their_digest_was_told_are_refused(
     with pytest.raises(
         StaleWeightsError, match=f"not those of the last update.*needed {digest}, of version 1.*--resume"
     ):
+        replaced(world, Standing(version=1, digest=digest))
+
+
+@pytest.mark.parametrize("optimizer", [{"name": "adamw"}, {"streamed": True}])
+def test_master_weights_that_do_not_round_to_the_weights_are_refused(
+    make_world: MakeWorld, groups: list[Sampled], optimizer: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ready, "CHUNK_BYTES", 1000)
+    world = make_world("bfloat16", optimizer={"lr": 0.01, **optimizer})
+    digest = update(world, groups, 0)
+    replaced(world, Standing(version=1, digest=digest))
+    name, master = list(world.service._ready.optimizer._state.states["master"].items())[-1]
+    master[-1] += 1.0
+    with pytest.raises(StaleWeightsError, match=f"{name}.*not that of the weights; got master weights"):
         replaced(world, Standing(version=1, digest=digest))
 
 

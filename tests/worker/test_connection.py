@@ -24,7 +24,8 @@ from rollplex.protocol.codec import TO_HOLDER
 from rollplex.protocol.common import Alive, Device, DigestReply, DigestRequest, Kind, Received, Role, SegmentRef
 from rollplex.protocol.handshake import encode_handshake, identity, make_hello
 from rollplex.protocol.holder import Fetch
-from rollplex.worker.connection import connect_stream, watch
+from rollplex.worker import connection
+from rollplex.worker.connection import ToldToLeave, connect_stream, watch
 from rollplex.worker.messages import CoordinatorGone, MessageThread
 from rollplex.worker.options import WorkerOptions
 from rollplex.worker.segments import Segments
@@ -135,6 +136,28 @@ def test_a_second_worker_in_the_same_place_is_refused(hub: Hub, claimed: Claim) 
 def test_no_coordinator_is_an_error_at_the_deadline(tmp_path: Path) -> None:
     with pytest.raises(WaitError, match="no coordinator answers"):
         connect_stream(options(tmp_path / "nowhere", connect_deadline_s=0.2))
+
+
+def test_a_coordinator_that_is_busy_is_waited_for(hub: Hub, claimed: Claim, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "FRAME_DEADLINE_S", 0.1)
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        coming = pool.submit(connect_stream, options(claimed.run_dir.path))
+        with pytest.raises(TimeoutError):
+            coming.result(0.5)
+        while not coming.done():
+            hub.poll(0.02)
+    coming.result()[1].close()
+
+
+def test_a_coordinator_that_never_answers_is_an_error_at_the_deadline(hub: Hub, claimed: Claim) -> None:
+    with pytest.raises(WaitError, match="no coordinator answers; got it has not answered the hello after 0 s"):
+        connect_stream(options(claimed.run_dir.path, connect_deadline_s=0.3))
+
+
+def test_a_worker_that_waits_for_an_answer_can_be_told_to_leave(hub: Hub, claimed: Claim) -> None:
+    asked = iter([False, False, True, True])
+    with pytest.raises(ToldToLeave):
+        connect_stream(options(claimed.run_dir.path), lambda: next(asked))
 
 
 def test_a_stranger_on_the_message_socket_is_not_heard(hub: Hub, claimed: Claim) -> None:

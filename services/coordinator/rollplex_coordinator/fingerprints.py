@@ -28,18 +28,22 @@ class ModelFingerprint:
         self._thread = threading.Thread(target=self._compute, name="model fingerprint", daemon=True)
         self._thread.start()
 
-    def result(self, deadline_s: float) -> str:
-        """Wait for it.
+    @property
+    def done(self) -> bool:
+        """Whether `result` has it at once."""
+        return not self._thread.is_alive()
+
+    def result(self, waited_s: float) -> str:
+        """The fingerprint, for whoever has waited long enough.
 
         Raises:
             ModelError: a file cannot be read.
-            WaitError: it takes longer than `deadline_s` seconds.
+            WaitError: it is not there, after `waited_s` seconds.
         """
-        self._thread.join(deadline_s)
-        if self._thread.is_alive():
+        if not self.done:
             raise WaitError(
                 "The model's files could not be read in time",
-                got=f"more than {deadline_s:g} s",
+                got=f"more than {waited_s:g} s",
                 do="Raise deadlines.load_s, or put the model on a faster disk.",
                 where=str(self._folder),
             )

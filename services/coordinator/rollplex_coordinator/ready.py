@@ -85,7 +85,7 @@ def get_ready(
         node.link.await_peers([Role.REWARD], config.deadlines.start_s)
         rewards = open_rewards(node)
     if resumption is not None and options.resume is not None:  # before anything is loaded
-        found = fingerprints(data, model_files.result(config.deadlines.load_s), rewards)
+        found = fingerprints(data, _awaited(node, model_files), rewards)
         _warn(judge_fingerprints(resumption, found, options.resume.accepted))
     feed = Feed(node.link, memory, config.deadlines.unit_s)
     if first is not None:
@@ -94,7 +94,7 @@ def get_ready(
     notice = Silent() if node.gpus is None else Beside(node.run_dir)  # an engine looks for it as it loads
     restore = None if resumption is None else resumption.restore
     models = load_models(node, memory, sizes, data, restore, caps=caps_by_device(config, plan, sizes))
-    found = fingerprints(data, model_files.result(config.deadlines.load_s), rewards)
+    found = fingerprints(data, _awaited(node, model_files), rewards)
     gate = Gate()
     if resumption is not None:
         _warn(judge_libraries(resumption, models.loaded[Role.TRAINER].libraries))
@@ -142,6 +142,14 @@ def register_readers(gate: Gate, loaded: Mapping[Role, Loaded], config: Config) 
     replayed = config.rollout.engine == "replay"
     for role in (Role.PREFIX, Role.ROLLOUT):
         gate.register_reader(role, on_policy=loaded[role].on_policy, replayed=role is Role.ROLLOUT and replayed)
+
+
+def _awaited(node: Node, files: ModelFingerprint) -> str:
+    """A folder may take minutes to read: workers that come, and ask, are answered meanwhile."""
+    limit_s = node.config.deadlines.load_s
+    end_s = time.monotonic() + limit_s
+    node.link.pump(lambda: files.done or time.monotonic() >= end_s)
+    return files.result(limit_s)
 
 
 def _warn(warnings: Sequence[str]) -> None:

@@ -88,7 +88,7 @@ class PrefixService:
                 self._units.require_empty()
                 trim(self._ready.device)
                 self._drained = True
-                reply(Drained(cause=message.cause, version=message.version))
+                reply(Drained(cause=message.cause, version=self._ready.header.require(message.version).version))
             case Committed():
                 self._drop_inputs()
                 self._arena_step = NO_STEP  # also if the same step begins again

@@ -74,7 +74,7 @@ class RolloutService:
                 self._generate(message, reply)
             case Drain():
                 self._drained = True
-                reply(Drained(cause=message.cause, version=message.version))
+                reply(Drained(cause=message.cause, version=self._ready.header.require(message.version).version))
             case Committed():
                 reply(self._committed(message))
             case DigestRequest():

@@ -25,7 +25,7 @@ from rollplex.protocol.trainer import LoadTrainer, Restore
 from rollplex_trainer.gradient_file import CHUNK_NUMBERS, keep_gradients
 from rollplex_trainer.metrics import StepMetrics
 from rollplex_trainer.optimizer import all_finite, global_norm
-from rollplex_trainer.ready import TRAINING_FOLDER, ReadyTrainer, SegmentSource, require_standing
+from rollplex_trainer.ready import TRAINING_FOLDER, ReadyTrainer, SegmentSource, require_masters, require_standing
 from rollplex_trainer.state_file import STATE_FILE, read_state, write_state
 from rollplex_trainer.streamed import make_optimizer
 
@@ -73,6 +73,7 @@ class LoadedTrainer(ReadyTrainer):
             settings, self.table, weights=self.weights, gradients=gradients, state=self._state
         )
         if message.standing is not None:
+            require_masters(self.weights, self._state)
             return
         self.optimizer.reset()
         if message.restore is not None:

@@ -37,7 +37,7 @@ from rollplex_trainer.leader import Leader, trained_parameters
 from rollplex_trainer.loaded import require_digest
 from rollplex_trainer.metrics import StepMetrics
 from rollplex_trainer.optimizer import all_finite
-from rollplex_trainer.ready import TRAINING_FOLDER, ReadyTrainer, SegmentSource, require_standing
+from rollplex_trainer.ready import TRAINING_FOLDER, ReadyTrainer, SegmentSource, require_masters, require_standing
 from rollplex_trainer.reduction import joint_norm, merge_metrics, sum_replicas
 from rollplex_trainer.state_file import STATE_FILE, read_rank_state
 from rollplex_trainer.streamed import make_optimizer
@@ -134,6 +134,7 @@ class RankTrainer(ReadyTrainer):
             message.optimizer, table, weights=self.weights, gradients=gradients, state=state
         )
         if message.standing is not None:
+            require_masters(self.weights, state)
             return
         self.optimizer.reset()
         if message.restore is not None:

@@ -21,6 +21,7 @@ from rollplex.errors import StaleWeightsError
 from rollplex.layout.shape import ModelShape
 from rollplex.memory.header import HeaderPage
 from rollplex.memory.segment import Mapping
+from rollplex.memory.tensors import OptimizerViews
 from rollplex.model.build import Model
 from rollplex.model.device import limit_private
 from rollplex.model.setup import prepare_torch
@@ -28,7 +29,7 @@ from rollplex.protocol.common import SegmentRef
 from rollplex.protocol.trainer import LoadTrainer, Standing
 from rollplex.worker.agreement import agreed_model
 from rollplex_trainer.metrics import StepMetrics
-from rollplex_trainer.optimizer import SegmentOptimizer
+from rollplex_trainer.optimizer import CHUNK_BYTES, SegmentOptimizer
 from rollplex_trainer.streamed import StreamedOptimizer
 
 _DECIDING = (
@@ -169,6 +170,26 @@ def require_standing(header: HeaderPage, found: str, standing: Standing) -> None
             needed=f"{standing.digest}, of version {standing.version}",
             do="Go on from the newest checkpoint: rollplex up CONFIG --resume.",
         )
+
+
+def require_masters(weights: MappingOf[str, Tensor], state: OptimizerViews) -> None:
+    """Whether what an earlier trainer left in full precision is what the weights were rounded from. Nothing tells of
+    moments.
+
+    Raises:
+        StaleWeightsError: names the first parameter of which it is not.
+    """
+    for name, masters in state.states.get("master", {}).items():
+        rows = max(1, CHUNK_BYTES // max(1, masters[0].nbytes))
+        for start in range(0, len(masters), rows):
+            master, weight = masters[start : start + rows], weights[name][start : start + rows]
+            if not torch.equal(master.to(weight.dtype).to(weight.device), weight):
+                raise StaleWeightsError(
+                    "The optimizer's state that an earlier process left is not that of the weights",
+                    got="master weights that do not round to them",
+                    do="Go on from the newest checkpoint: rollplex up CONFIG --resume.",
+                    where=name,
+                )
 
 
 def libraries(device: torch.device) -> dict[str, str]:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 TRAIN = "train"
 """The name of the training data among the data sources; evaluations may not take it."""
 SGLANG_DEVICES = frozenset({"cuda"})
+SGLANG_COLDEST = 1e-6
+"""The lowest temperature that SGLang divides by."""
 """What SGLang runs on. Tests add the host, where it runs on stand-ins for its kernels."""
 
 
@@ -181,12 +183,32 @@ def _check_engine(config: Config) -> None:
             do="Take eval out (--set eval=[]), or evaluate with the engine that recorded.",
             where="eval",
         )
+    _check_sglang(config)
+
+
+def _check_sglang(config: Config) -> None:
+    rollout = config.rollout
     if rollout.sglang.own_weights and rollout.engine != "sglang":
         raise ConfigError(
             "Only SGLang can hold weights of its own",
             got=f"rollout.engine: {rollout.engine}",
             do="Set rollout.engine to sglang, or take rollout.sglang.own_weights out.",
             where="rollout.sglang.own_weights",
+        )
+    if rollout.engine == "sglang" and rollout.temperature < SGLANG_COLDEST:
+        raise ConfigError(
+            "SGLang samples greedily at such a temperature, and tells log-probabilities at temperature 1",
+            got=f"{rollout.temperature:g}",
+            needed=f"at least {SGLANG_COLDEST:g}",
+            do="Raise rollout.temperature, or set rollout.engine to transformers.",
+            where="rollout.temperature",
+        )
+    if rollout.engine == "sglang" and rollout.top_k == 1 and rollout.temperature != 1.0:
+        raise ConfigError(
+            "SGLang takes the most probable id without dividing logits, and tells log-probabilities at temperature 1",
+            got=f"top_k: 1 with temperature: {rollout.temperature:g}",
+            do="Set rollout.temperature to 1 or rollout.top_k to something else, or rollout.engine to transformers.",
+            where="rollout.top_k",
         )
 
 

@@ -80,18 +80,23 @@ def pool_kv_bytes(shape: ModelShape, *, kv_tokens: int, dtype: str) -> int:
     return (kv_tokens + 1) * 2 * shape.layers * shape.kv_heads * shape.head_dim * ITEM_BYTES[dtype]
 
 
-def engine_scratch_bytes(shape: ModelShape, *, prefill_tokens: int, patches: int, running: int, dtype: str) -> int:
+def engine_scratch_bytes(
+    shape: ModelShape, *, prefill_tokens: int, patches: int, running: int, ranks: int, dtype: str
+) -> int:
     """What SGLang's model works with beside its pool: one prefill step through a layer, the pictures that it encodes at
     once through a block, and the logits of the running responses (as they are made, in the CUDA graphs' buffer, and
-    their softmax). An upper bound; what its allocator really took is compared with it by whoever watches the device.
+    their softmax; of several ranks also gathered). An upper bound; what its allocator really took is compared with it
+    by whoever watches the device.
 
     Args:
         patches: of the pictures of one prefill step.
+        ranks: of one replica, each of which makes its part of the logits and gathers all.
     """
     item, vision = ITEM_BYTES[dtype], shape.vision
     text = prefill_tokens * item * (3 * shape.intermediate + 6 * shape.hidden)
     tower = patches * item * (3 * vision_mlp_width(vision) + 8 * vision.hidden + shape.row_width)
-    return text + tower + 4 * running * shape.vocab * _softmax_bytes(dtype)
+    logits = 4 if ranks == 1 else 5
+    return text + tower + logits * running * shape.vocab * _softmax_bytes(dtype)
 
 
 def kv_segment_bytes(shape: ModelShape, *, rows: int, tokens: int, dtype: str) -> int:

@@ -38,15 +38,18 @@ def output_logits(hidden: Tensor, weight: Tensor) -> Tensor:
     rows = hidden.flatten(0, -2)
     apply: Any = _Widened.apply if torch.is_grad_enabled() else _wide
     logits: Tensor = apply(rows, weight)
-    return logits.view(*hidden.shape[:-1], -1)
+    return logits.view(*hidden.shape[:-1], weight.shape[0])
 
 
 def _wide(hidden: Tensor, weight: Tensor) -> Tensor:
     if hidden.is_cuda:
         return torch.mm(hidden, weight.t(), out_dtype=torch.float32)
-    rows, size = hidden.float(), max(1, WIDENED_BYTES // (4 * weight.shape[1]))  # torch has no such product on a host
-    parts = (weight[start : start + size] for start in range(0, len(weight), size))
-    return torch.cat([rows @ part.float().t() for part in parts], -1)
+    size = max(1, WIDENED_BYTES // (4 * weight.shape[1]))  # torch has no such product on a host
+    logits = hidden.new_empty(len(hidden), len(weight), dtype=torch.float32)
+    rows = hidden.float()
+    for start in range(0, len(weight), size):
+        logits[:, start : start + size] = rows @ weight[start : start + size].float().t()
+    return logits
 
 
 class OutputLayer(nn.Module):

@@ -134,8 +134,10 @@ class _TokenLogprobs(torch.autograd.Function):
                 probs = torch.softmax(logits, -1)
                 note_scratch(logits, probs)
                 entropies[part] = norm[part] - probs.mul_(logits).sum(-1)
+                del probs
             else:
                 note_scratch(logits, logits)  # logsumexp makes the exponentials inside
+            del logits  # before the next chunk's are made
         if shard is not None and mine is not None:
             picked, norm, entropies = shard.joined(picked.masked_fill_(~mine, 0), norm, entropies)
         ctx.save_for_backward(hidden, weight, rows, tokens, forbidden, norm, entropies, mine)
@@ -175,6 +177,7 @@ class _TokenLogprobs(torch.autograd.Function):
                 torch.mm(d_logits, weight, out=d_hidden[part])
             if d_weight is not None:
                 d_weight.addmm_(d_logits.t(), hidden[part])
+            del d_logits
         if d_hidden is not None and ctx.shard is not None:
             ctx.shard.group.add(d_hidden)
         return d_hidden, d_weight, None, None, None, None, None, None, None

@@ -27,7 +27,8 @@ from rollplex.protocol.handshake import (
 from rollplex.protocol.rundir import RunDir, attach, check_path, read_secret
 from rollplex.worker.options import WorkerOptions
 
-HANDSHAKE_DEADLINE_S = 10.0
+FRAME_DEADLINE_S = 10.0
+"""For a frame that has begun."""
 RETRY_S = 0.05
 
 
@@ -38,10 +39,10 @@ class ToldToLeave(Exception):  # noqa: N818 - an event, not an error
 def connect_stream(
     options: WorkerOptions, told_to_leave: Callable[[], object] = lambda: False
 ) -> tuple[RunDir, socket.socket, Hello, Welcome]:
-    """Connect to the holder's socket and introduce this process; waits for a coordinator that is still starting.
+    """Connect to the holder's socket and introduce this process; waits for a coordinator that starts or is busy.
 
     Args:
-        told_to_leave: asked before each new try.
+        told_to_leave: asked again and again.
 
     Raises:
         ToldToLeave: `told_to_leave` said so.
@@ -53,8 +54,8 @@ def connect_stream(
     deadline = time.monotonic() + options.connect_deadline_s
     while True:
         try:
-            return _try_connect(options)
-        except (ConfigError, FileNotFoundError, ConnectionError, EOFError, _OldSecret) as error:
+            return _try_connect(options, lambda: bool(told_to_leave()) or time.monotonic() >= deadline)
+        except (ConfigError, FileNotFoundError, ConnectionError, EOFError, _OldSecret, _NoAnswer) as error:
             if told_to_leave():
                 raise ToldToLeave from error
             if time.monotonic() >= deadline:
@@ -72,14 +73,19 @@ class _OldSecret(Exception):  # noqa: N818 - a reason to read the file again, ne
     """A new run has replaced the secret between reading it and saying it."""
 
 
-def _try_connect(options: WorkerOptions) -> tuple[RunDir, socket.socket, Hello, Welcome]:
+class _NoAnswer(Exception):  # noqa: N818 - never seen outside
+    """A coordinator is there, and has not looked at this process yet."""
+
+
+def _try_connect(options: WorkerOptions, give_up: Callable[[], bool]) -> tuple[RunDir, socket.socket, Hello, Welcome]:
     run_dir = attach(options.run_dir)
     hello = make_hello(options.role, options.device, options.incarnation, read_secret(run_dir))
     stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         stream.connect(str(run_dir.segments_socket))
-        send(stream, encode_handshake(hello), (), HANDSHAKE_DEADLINE_S)
-        payload, _ = recv(stream, HANDSHAKE_DEADLINE_S, MAX_HANDSHAKE_BYTES, 0)
+        send(stream, encode_handshake(hello), (), FRAME_DEADLINE_S)
+        _await_answer(stream, give_up)
+        payload, _ = recv(stream, FRAME_DEADLINE_S, MAX_HANDSHAKE_BYTES, 0)
         match answer := decode_answer(payload):
             case Welcome():
                 return run_dir, stream, hello, answer
@@ -90,6 +96,15 @@ def _try_connect(options: WorkerOptions) -> tuple[RunDir, socket.socket, Hello, 
     except BaseException:
         stream.close()
         raise
+
+
+def _await_answer(stream: socket.socket, give_up: Callable[[], bool]) -> None:
+    """On the one stream, however long it takes: who closed it and came again would have joined, and died."""
+    poll = select.poll()
+    poll.register(stream.fileno(), select.POLLIN)
+    while not poll.poll(RETRY_S * 1000):
+        if give_up():
+            raise _NoAnswer("it has not answered the hello")
 
 
 def watch(stream: socket.socket, on_end: Callable[[], None]) -> None:

@@ -19,7 +19,8 @@ from rollplex.protocol.common import Memory, SegmentRef
 from rollplex.protocol.holder import Descriptor, Fetch, NoSuchSegment
 from rollplex.worker.messages import CoordinatorGone
 
-FETCH_DEADLINE_S = 10.0
+FETCH_DEADLINE_S = 60.0
+"""The coordinator may be ending workers that the kernel holds, and starting MPS daemons."""
 
 
 class Segments:

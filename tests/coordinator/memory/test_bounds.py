@@ -12,15 +12,40 @@ from hypothesis import strategies as st
 
 from rollplex.config import Config
 from rollplex.config.wire import eval_sampling, train_sampling
+from rollplex.layout.shape import read_shape
 from rollplex.protocol.common import Kind, Responses
 from rollplex.protocol.prefix import Which
 from rollplex_coordinator.decisions.plan import plan_step
+from rollplex_coordinator.memory.bounds import _scratch
+from rollplex_coordinator.memory.formulas import Formulas
 from rollplex_coordinator.memory.leasing import Want
-from rollplex_coordinator.memory.names import PREFIX_BACKWARD, ROLLOUT_KV, SCORE_WORKSPACE, TRAIN_WORKSPACE
+from rollplex_coordinator.memory.names import (
+    PREFIX_BACKWARD,
+    ROLLOUT_KV,
+    SCORE_WORKSPACE,
+    TRAIN_SCRATCH,
+    TRAIN_WORKSPACE,
+)
 from rollplex_coordinator.memory.sizes import Sizes
 from support.checked_rows import Drawn, Grid, checked, data_of, slot, uniform
 from support.core import make_config
 from support.workers import lay_out
+
+
+def test_the_queries_of_one_call_are_those_of_the_prompt_with_the_longest_responses(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    config = make_config(
+        model_folder,
+        device={"kind": "cuda"},
+        data={"prompts_per_iteration": 2},
+        batching={"suffix_prompts": 2},
+        rollout={"group_size": 2, "max_new_tokens": 9, "forced_lengths": [9, 9, 1, 1]},
+    )
+    formulas = Formulas(config=config, step=config, shape=read_shape(model_folder))
+    found = _scratch(formulas, 1, 5, [], [[9, 9, 1, 1]])[TRAIN_SCRATCH]
+    assert found == formulas.scratch(rows=1, tokens=20, longest=18)
+
 
 SIDES = st.integers(1, 5).map(lambda n: 2 * n)
 GRIDS = st.tuples(st.sampled_from([1, 1, 1, 2, 3]), SIDES, SIDES)

@@ -240,6 +240,27 @@ def test_the_gate_waits_for_the_last_process_of_a_role(
     assert not core.context.gate.may_read
 
 
+@pytest.mark.parametrize("which", range(4))
+@pytest.mark.parametrize("question", [Drain, Committed])
+def test_a_reader_at_another_version_ends_the_run_whichever_device_it_is_on(
+    make_wide: MakeWide, question: type[Any], which: int
+) -> None:
+    core = make_wide("1x4/2x2")
+    run, _ = core.begin(ROWS)
+    run.run()
+    send, honest, asked = core.hub.send, core.workers.answers[question], iter(range(4))
+
+    def other(peer: Peer, message: Any) -> None:
+        wrong = peer.role is Role.PREFIX and isinstance(message, question) and next(asked) == which
+        core.workers.answers[question] = (lambda m: [replace(honest(m)[0], version=9)]) if wrong else honest
+        send(peer, message)
+
+    core.hub.send = other  # type: ignore[method-assign]
+    with pytest.raises(StateError, match="prefix at version 9"):
+        Update(core.context).run()
+    assert not core.context.gate.may_read
+
+
 def test_replicas_that_do_not_vote_alike_end_the_run(make_wide: MakeWide) -> None:
     core = make_wide("1x4/2x2")
     run, _ = core.begin(ROWS)

@@ -117,8 +117,13 @@ def _suffixes(step: Config, longest: int) -> list[list[int]]:
 def _scratch(
     formulas: Formulas, rows: int, tokens: int, grids: Sequence[Grid], suffixes: Sequence[Sequence[int]]
 ) -> dict[str, int]:
-    prompts = formulas.config.suffix_prompts
-    suffix = max(formulas.scratch(rows=1, tokens=sum(n), longest=-(-sum(n) // prompts)) for n in suffixes)
+    samples = formulas.step.rollout.group_size
+
+    def longest(lengths: Sequence[int]) -> int:
+        """Responses of one prompt are the queries of one call."""
+        return max(sum(lengths[start : start + samples]) for start in range(0, len(lengths), samples))
+
+    suffix = max(formulas.scratch(rows=1, tokens=sum(n), longest=longest(n)) for n in suffixes)
     prefix = formulas.scratch(rows=rows, tokens=rows * tokens, longest=tokens, grids=grids)
     return {PREFIX_SCRATCH: max(prefix, suffix), TRAIN_SCRATCH: suffix}
 

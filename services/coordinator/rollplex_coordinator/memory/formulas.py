@@ -94,6 +94,7 @@ class Formulas:
             prefill_tokens=engine.prefill_tokens,
             patches=patches,
             running=engine.max_running,
+            ranks=self.config.parallel.rollout,
             dtype=self.dtype,
         )
 

@@ -231,8 +231,10 @@ class Update:
         return self.metrics.get("groups_skipped") == self.metrics.get("groups")
 
     def _on_drained(self, peer: Peer, message: Drained) -> None:
-        if self._last(peer.role):
+        last = self._last(peer.role)
+        if last:
             self._c.memory.trimmed(peer.role)
+        if last or message.version != self._c.gate.version:  # which the gate refuses, whoever says it
             self._do(self._c.gate.reader_drained(peer.role, message.version))
 
     def _on_applied(self, peer: Peer, message: UpdateApplied) -> None:
@@ -269,5 +271,5 @@ class Update:
             self._do(self._c.gate.skipped())
 
     def _on_caches_dropped(self, peer: Peer, message: CachesDropped) -> None:
-        if self._last(peer.role):
+        if self._last(peer.role) or message.version != self._c.gate.version:  # as above
             self._do(self._c.gate.caches_dropped(peer.role, message.version))
