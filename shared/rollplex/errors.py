@@ -98,6 +98,10 @@ class EngineError(RollplexError):
     """The rollout engine broke its contract."""
 
 
+class DivergedError(EngineError):
+    """The model's numbers are not finite any more."""
+
+
 class UpdateError(RollplexError):
     """Gradients or weights that may not be committed."""
 

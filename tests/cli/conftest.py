@@ -48,9 +48,9 @@ def program(tmp_path: Path) -> Callable[[str], list[str]]:
         file.write_text(
             "import os, signal, sys, time\n"
             "def take(handler):\n"
-            "    for number in (signal.SIGINT, signal.SIGTERM):\n"
+            "    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):\n"
             "        signal.signal(number, handler)\n"
-            "    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))\n" + text
+            "    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))\n" + text
         )
         return [sys.executable, str(file)]
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from rollplex.cli.child import run_child
+from rollplex.cli.signals import STOP_SIGNALS
 from rollplex.errors import RollplexError, ServiceDied
 
 Program = Callable[[str], list[str]]
@@ -39,7 +40,7 @@ def test_the_child_reads_nothing_from_our_terminal_and_is_its_own_group(program:
     assert run_child(program("sys.exit(sys.stdin.read() != '' or os.getpgrp() != os.getpid())"), grace_s=5) == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_is_passed_on_once(program: Program, tmp_path: Path, number: signal.Signals) -> None:
     log = tmp_path / "log"
     command = program(
@@ -98,9 +99,9 @@ def test_a_program_that_is_not_there_is_an_error_and_leaves_the_signals_as_they_
 
 
 def test_afterwards_the_signals_are_as_they_were(program: Program) -> None:
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    before = [signal.getsignal(number) for number in STOP_SIGNALS]
     run_child(program(""), grace_s=5)
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    assert [signal.getsignal(number) for number in STOP_SIGNALS] == before
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == set()
 
 

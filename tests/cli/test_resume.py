@@ -12,6 +12,7 @@ import pytest
 
 from rollplex.cli.app import run
 from rollplex.cli.resume import meant
+from rollplex.cli.signals import STOP_SIGNALS
 
 
 class _ExecError(Exception):
@@ -30,7 +31,7 @@ def executed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
 
     monkeypatch.setattr(os, "execv", execv)
     yield calls
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ sys.exit(main())
 
 
 @pytest.mark.parametrize("at", ["rollplex.cli.app", "typer", "rollplex.errors"])
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0), (signal.SIGHUP, 0)])
 def test_a_signal_during_imports_ends_quietly(at: str, number: signal.Signals, code: int) -> None:
     text = _DURING_IMPORT.format(at=at, number=int(number))
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False, timeout=60)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from rollplex.cli.app import run
+from rollplex.cli.signals import STOP_SIGNALS
 from rollplex.config import load
 from rollplex.protocol.claim import claim
 
@@ -27,13 +28,13 @@ def executed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
 
     def execv(path: str, arguments: list[str]) -> None:
         assert path == sys.executable == arguments[0]
-        assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == {signal.SIGINT, signal.SIGTERM}
+        assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == {*STOP_SIGNALS}
         calls.append(arguments[1:])
         raise _ExecError
 
     monkeypatch.setattr(os, "execv", execv)
     yield calls
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 
 def _up(*arguments: object) -> None:
@@ -214,7 +215,7 @@ def test_a_coordinator_that_cannot_be_started_is_an_error(
     try:
         assert run(["up", str(config_file), "--run-dir", str(tmp_path / "r")]) == 1
     finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     assert "The coordinator cannot be started" in capsys.readouterr().err
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -211,11 +212,38 @@ def test_a_file_that_is_no_mapping_of_sections_is_refused(config_file: Path, tex
         load(config_file)
 
 
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("what", ["device", "pipe", "folder"])
+def test_what_is_no_file_is_refused_and_not_read(tmp_path: Path, what: str) -> None:
+    path = Path("/dev/zero") if what == "device" else tmp_path / "x"
+    if what == "pipe":
+        os.mkfifo(path)
+    if what == "folder":
+        path.mkdir()
+    with pytest.raises(ConfigError, match=f"{path}: The configuration is not a file"):
+        load(path)
+
+
+def test_a_path_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"bad\xffname")
+    folder.mkdir()
+    with pytest.raises(
+        ConfigError, match=r"the configuration: A path is not UTF-8 text; got '.*bad\\udcffname/c.yaml'"
+    ):
+        load(folder / "c.yaml")
+
+
+@pytest.mark.parametrize("key", ["algorithm.beta", "algorithm.clip_high", "rewards.time_limit_s"])
+def test_a_number_that_no_message_carries_is_refused(config_file: Path, key: str) -> None:
+    with pytest.raises(
+        ConfigError, match=f"{key} has a value that cannot be used; got 1e.308; needed a number between"
+    ):
+        load(config_file, [f"{key}=1e308"])
+
+
 def test_a_file_that_cannot_be_read_is_a_config_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         load(tmp_path / "none.yaml")
-    with pytest.raises(ConfigError, match="cannot be read"):
-        load(tmp_path)
     (tmp_path / "latin.yaml").write_bytes(b"run: {name: \xe9}")
     with pytest.raises(ConfigError, match="not UTF-8"):
         load(tmp_path / "latin.yaml")

@@ -12,7 +12,7 @@ from rollplex.protocol.common import Role
 from rollplex.terminal.screen import Screen
 from rollplex_coordinator.http.views import BudgetView, ServiceView, StatusView, WaitView
 from rollplex_coordinator.progress import MANY, Progress, TableProgress, make_progress
-from rollplex_coordinator.telling import log_to_terminal, say
+from rollplex_coordinator.saying import log_to_terminal, say
 from support.terminals import Terminal, lines_of
 
 

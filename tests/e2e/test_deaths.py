@@ -80,7 +80,7 @@ def test_an_interrupt_while_the_node_starts_ends_everything_quietly(start: Start
 
 
 @pytest.mark.timeout(100)
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0), (signal.SIGHUP, 0)])
 def test_a_signal_during_an_iteration_ends_everything_quietly(start: Start, number: signal.Signals, code: int) -> None:
     node = running(start)
     node.process.send_signal(number)

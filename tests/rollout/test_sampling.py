@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rollplex.errors import EngineError
+from rollplex.errors import DivergedError, EngineError
 from rollplex_rollout.philox import Draws
 from rollplex_rollout.sampling import Rule, draw, exclusion, inverse_cdf, keep_top
 
@@ -168,7 +168,7 @@ def test_logits_of_any_floating_dtype_are_drawn_from_in_fp64(dtype: torch.dtype)
 def test_logits_that_are_not_finite_are_refused_with_the_row(bad: float, temperature: float) -> None:
     logits = torch.zeros(3, 8)
     logits[1, 4] = bad
-    with pytest.raises(EngineError, match=r"not finite; got rows \[1\]"):
+    with pytest.raises(DivergedError, match=r"not finite; got samples \[1\]"):
         draw(logits, fair(3), rule(temperature=temperature))
 
 
@@ -177,7 +177,7 @@ def test_a_row_of_minus_infinity_is_refused_and_a_single_one_is_not() -> None:
     logits[0, 3] = -torch.inf
     assert int(draw(logits, numbers(0.4, 0.4), rule())[0]) != 3
     logits[1] = -torch.inf
-    with pytest.raises(EngineError, match="rows \\[1\\]"):
+    with pytest.raises(DivergedError, match="samples \\[1\\]"):
         draw(logits, fair(2), rule())
 
 

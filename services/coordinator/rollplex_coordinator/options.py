@@ -8,6 +8,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from rollplex.journal.phases import MOST_ITERATIONS
+
 NEWEST = ""
 """--resume without a checkpoint."""
 
@@ -83,8 +85,8 @@ def parse_options(argv: Sequence[str] | None = None) -> Options:
     verify.add_argument("--verify-logprob-tolerance", type=float, metavar="X", help="default: that of the dtype")
     verify.add_argument("--verify-gradient-tolerance", type=float, metavar="X", help="default: that of the dtype")
     args = parser.parse_args(argv)
-    if args.iterations is not None and args.iterations < 0:
-        parser.error(f"--iterations must be at least 0; got {args.iterations}")
+    if args.iterations is not None and not 0 <= args.iterations <= MOST_ITERATIONS:
+        parser.error(f"--iterations must be 0 to {MOST_ITERATIONS}; got {args.iterations}")
     if args.verify is not None and (args.serve or args.iterations is not None):
         parser.error("--verify runs no iterations: it goes with neither --iterations nor --serve")
     goes_on = args.resume is not None or args.if_checkpoint == "resume"

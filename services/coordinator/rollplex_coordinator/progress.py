@@ -5,15 +5,16 @@ What went wrong in an iteration, evaluations and warnings are lines in both.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TextIO
 
 from rollplex.terminal.pace import Pace
 from rollplex.terminal.screen import Screen, can_draw
 from rollplex.terminal.view import Evaluation, View, assemble, evaluation
 from rollplex_coordinator.http.views import BudgetView, ServiceView, StatusView
+from rollplex_coordinator.saying import TERMINAL, say
 
 EVERY_S = 1.0
 MANY = 10
@@ -79,8 +80,7 @@ class Progress:
 
     def say(self, text: str) -> None:
         """One line."""
-        sys.stderr.write(text + "\n")
-        sys.stderr.flush()
+        say(text)
 
 
 class TableProgress(Progress):
@@ -104,12 +104,21 @@ class TableProgress(Progress):
 
     def turn(self) -> None:
         if self._screen.due():
-            self._screen.show(self._view())
+            self._draw(lambda: self._screen.show(self._view()))
 
     def stop(self) -> None:
         if self._screen.drawn:
-            self._screen.show(self._view())  # the last state stays on the terminal
-        self._screen.stop()
+            self._draw(lambda: self._screen.show(self._view()))  # the last state stays on the terminal
+        self._draw(self._screen.stop)
+
+    def _draw(self, what: Callable[[], None]) -> None:
+        """A terminal that is gone is not drawn on again."""
+        try:
+            what()
+        except OSError as error:
+            with suppress(OSError):
+                self._screen.stop()
+            TERMINAL.lose(error)
 
     def _good(self, done: int, total: int, metrics: Mapping[str, object]) -> None:
         pass  # the table has it

@@ -32,11 +32,11 @@ from rollplex_coordinator.options import Options
 from rollplex_coordinator.processes.node import Node
 from rollplex_coordinator.records.record import Record
 from rollplex_coordinator.resuming import Resumption, judge_fingerprints, judge_libraries
+from rollplex_coordinator.saying import say
 from rollplex_coordinator.steps.context import Context
 from rollplex_coordinator.steps.feed import Feed, training_rows
 from rollplex_coordinator.steps.loading import check_data, load_models, open_rewards
 from rollplex_coordinator.steps.sampling import Samples
-from rollplex_coordinator.telling import say
 from rollplex_coordinator.verify.check import choose_row
 
 

@@ -32,9 +32,10 @@ from rollplex_coordinator.processes.mps import MpsError
 from rollplex_coordinator.processes.node import Node
 from rollplex_coordinator.processes.supervisor import NotEndedError
 from rollplex_coordinator.ready import register_readers
+from rollplex_coordinator.saying import say
 from rollplex_coordinator.steps.context import Context
 from rollplex_coordinator.steps.loading import load_again
-from rollplex_coordinator.telling import say, told
+from rollplex_coordinator.telling import told
 
 ResultT = TypeVar("ResultT")
 

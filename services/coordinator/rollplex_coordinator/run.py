@@ -38,6 +38,7 @@ from rollplex_coordinator.decisions.fleet import WORKERS
 from rollplex_coordinator.decisions.work import Work
 from rollplex_coordinator.degrees import check_degrees
 from rollplex_coordinator.dry_run import dry_run
+from rollplex_coordinator.limits import raise_file_limit
 from rollplex_coordinator.options import Options
 from rollplex_coordinator.processes.node import CHILDREN, Node
 from rollplex_coordinator.processes.stop import Signals, StopRun
@@ -48,6 +49,7 @@ from rollplex_coordinator.records.pulse import Pulse
 from rollplex_coordinator.records.trackers.opening import check_trackers, open_trackers
 from rollplex_coordinator.restarting import Restarting
 from rollplex_coordinator.resuming import Resumption, evaluated, resume, undo, wanted_before
+from rollplex_coordinator.saying import TERMINAL, log_to_terminal, say
 from rollplex_coordinator.startup import process_start_s, run_started
 from rollplex_coordinator.steps.checkpointing import Checkpoints
 from rollplex_coordinator.steps.context import Context
@@ -55,7 +57,7 @@ from rollplex_coordinator.steps.evaluate import Evaluation
 from rollplex_coordinator.steps.feed import training_rows
 from rollplex_coordinator.steps.iteration import Iteration
 from rollplex_coordinator.swapping import Swapping
-from rollplex_coordinator.telling import EXIT_ERROR, exit_code, log_to_terminal, say
+from rollplex_coordinator.telling import EXIT_ERROR, exit_code
 from rollplex_coordinator.verify.check import checked, verify
 
 MAX_RUN_NAME = 40
@@ -69,6 +71,7 @@ def run(options: Options, signals: Signals) -> int:
     entered_s = time.monotonic()
     log_to_terminal()
     try:
+        raise_file_limit()
         config = load(options.config, options.overrides)
         config = config if options.verify is None else checked(config)
         check_folder(config.model.path)
@@ -83,6 +86,7 @@ def run(options: Options, signals: Signals) -> int:
             elif (kept := set_aside(run_dir)) is not None:
                 say(f"rollplex: what an earlier run left is in {kept}")
             ready = False
+            TERMINAL.keep_in(run_dir / "logs")
             try:
                 run_ = _Run(claimed, run_id, config, options, signals, resumption=resumption, entered_s=entered_s)
                 code = run_.main()

@@ -36,9 +36,9 @@ from rollplex_coordinator.decisions.work import Work
 from rollplex_coordinator.processes.link import WorkerDied, WorkerFailed
 from rollplex_coordinator.processes.node import Node
 from rollplex_coordinator.processes.trial import UNTESTED, Trial
+from rollplex_coordinator.saying import say
 from rollplex_coordinator.steps.context import Context
 from rollplex_coordinator.steps.loading import load_of_trainer
-from rollplex_coordinator.telling import say
 
 TAG = "conformance test"
 WENT_WRONG = (WorkerFailed, ServiceDied, WaitError, ModelError, EngineError, ProtocolError, StateError, ConfigError)

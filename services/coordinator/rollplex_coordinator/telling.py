@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import sys
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -27,24 +25,6 @@ EXIT_ERROR = 1
 EXIT_CONFIG = 2
 TAIL_BYTES = 4096
 """Of a log, in which a death of the GPU is looked for."""
-
-
-def say(text: str) -> None:
-    """One line, or paragraph, on the terminal."""
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
-
-
-def log_to_terminal() -> None:
-    """Log lines go to the standard error from now on, above the table where there is one."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", handlers=[_Lines()])
-
-
-class _Lines(logging.Handler):
-    """Asks for `sys.stderr` at each line: a table that is being drawn stands in its place."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        say(self.format(record))
 
 
 def exit_code(error: RollplexError) -> int:

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rollplex.errors import EngineError
+from rollplex.errors import DivergedError, EngineError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,17 +64,18 @@ def draw(logits: Tensor, uniforms: Tensor, rule: Rule) -> Tensor:
         int64 [rows].
 
     Raises:
-        EngineError: a row has a NaN or +inf, or no id with a finite logit.
+        DivergedError: a row has a NaN or +inf, or no id with a finite logit.
     """
     masked = logits.double().masked_fill(rule.excluded, -torch.inf)
     greatest, greedy = masked.max(dim=-1, keepdim=True)
     if not bool(greatest.isfinite().all()):  # a NaN or +inf anywhere in the row is its maximum
         bad = (~greatest.isfinite()).nonzero()[:8, 0].tolist()
-        raise EngineError(
+        raise DivergedError(
             "The model's logits are not finite",
-            got=f"rows {bad} (at most 8 are named)",
+            got=f"samples {bad} of a batch (at most 8 are named)",
             needed="numbers",
-            do="Look for a diverged update: gradient norm and loss of the last steps",
+            do="Look at gradient norm and loss of the last iterations, and go on from a checkpoint before them with a "
+            "lower optimizer.lr.",
         )
     if rule.temperature == 0.0:
         return greedy.squeeze(-1)

@@ -10,8 +10,10 @@ from __future__ import annotations
 def main() -> int:
     """Entry point of `rollplex`: the exit code. Signals are taken first, everything else is imported after."""
     from rollplex.cli.signals import end_quietly  # noqa: PLC0415
+    from rollplex.streams import open_standard_streams  # noqa: PLC0415
 
     end_quietly()
+    open_standard_streams()
     from rollplex.cli.app import run  # noqa: PLC0415
 
     return run()

@@ -6,8 +6,10 @@ Exit codes: 0 done or stopped by SIGTERM or HTTP; 1 the run failed; 2 the config
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import typer
 
@@ -64,6 +66,9 @@ app.add_typer(rewards)
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Carry out a command line (default: this process's); the exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # names of files may be no text, or none that this terminal can show
+            stream.reconfigure(errors="backslashreplace")
     try:
         app(args=None if arguments is None else list(arguments), prog_name="rollplex")
     except SystemExit as end:  # typer ends so, with usage errors too
@@ -71,8 +76,21 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         return _error(error, EXIT_CONFIG)
     except (RollplexError, OSError) as error:
-        return _error(error, EXIT_FAILED)
+        return _error(error if here() else _nowhere(), EXIT_FAILED)
     return 0
+
+
+def here() -> bool:
+    """Whether the folder that this process was started in is there."""
+    try:
+        Path.cwd()
+    except OSError:
+        return False
+    return True
+
+
+def _nowhere() -> RollplexError:
+    return ConfigError("The current folder is not there any more", do="cd to one that is, and try again.")
 
 
 def _error(error: Exception, code: int) -> int:

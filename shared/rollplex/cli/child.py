@@ -21,7 +21,7 @@ def run_child(
     environment: Mapping[str, str] | None = None,
     output: int | None = None,
 ) -> int:
-    """Start `command`, pass SIGINT and SIGTERM on to it, and wait; its exit code.
+    """Start `command`, pass SIGINT, SIGTERM and SIGHUP on to it, and wait; its exit code.
 
     The child is its own process group, so that a Ctrl-C of the terminal reaches it once, through us. Signals wait from
     before its start until it lets them through (see `signals`).
@@ -63,7 +63,8 @@ def _wait(process: subprocess.Popen[bytes], grace_s: float) -> int:
         process.send_signal(number)
 
     for number in STOP_SIGNALS:
-        signal.signal(number, forward)
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, forward)
     let_through()
     while True:
         try:

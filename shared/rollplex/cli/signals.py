@@ -1,9 +1,9 @@
-"""SIGINT and SIGTERM while nothing has been started yet, and across the start of another program.
+"""SIGINT, SIGTERM and SIGHUP while nothing has been started yet, and across the start of another program.
 
     rollplex            end_quietly()         a signal ends it: 130 or 0, no traceback, during imports too
       │ hold_back()                           a signal waits
       ▼ exec or fork+exec                     the mask is inherited, what waits is kept by exec
-    coordinator         takes both over (or end_quietly()), then let_through()
+    coordinator         takes them over (or end_quietly()), then let_through()
 
 Imports nothing that takes time, `typing` neither: it runs before anything slow. Knows nothing of runs.
 """
@@ -15,16 +15,18 @@ import signal
 from types import FrameType
 
 EXIT_INTERRUPTED = 130
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def end_quietly() -> None:
-    """From now on SIGINT ends this process with 130 and SIGTERM with 0, at once and without a word.
+    """From now on SIGINT ends this process with 130, SIGTERM and SIGHUP with 0, at once and without a word; but SIGHUP
+    stays ignored if it is (nohup).
 
     For the time before anything is started that would need an orderly end. Main thread only.
     """
     for number in STOP_SIGNALS:
-        signal.signal(number, _end)
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _end)
     let_through()
 
 

@@ -9,11 +9,13 @@ import re
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?i?B)", re.IGNORECASE | re.ASCII)
+MAX_NUMBER = 1e300
+"""The largest number that is no count and that the protocol carries."""
 MAX_SIZE_BYTES = 2**53
 """The largest count that the protocol carries."""
 
@@ -24,6 +26,13 @@ class Section(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True, allow_inf_nan=False
     )
+
+    @field_validator("*")
+    @classmethod
+    def _can_be_sent(cls, value: object) -> object:
+        if isinstance(value, float) and abs(value) > MAX_NUMBER:
+            raise ValueError(f"a number between {-MAX_NUMBER:g} and {MAX_NUMBER:g}")
+        return value
 
 
 def parse_size(value: object) -> object:

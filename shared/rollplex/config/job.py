@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rollplex.config.base import FilePath, RunName, Section, Size, dataset_folder
+from rollplex.journal.phases import MOST_ITERATIONS
 
 Seconds = Annotated[float, Field(gt=0.0, le=7 * 24 * 3600.0)]
 
@@ -23,7 +24,7 @@ class RunSection(Section):
     """Names the run in files, logs and metrics."""
     seed: Annotated[int, Field(ge=0, lt=2**53)] = 0
     """Every random draw is a function of this number and of what it is drawn for."""
-    iterations: Annotated[int, Field(ge=1, lt=2**31)] = 100
+    iterations: Annotated[int, Field(ge=1, le=MOST_ITERATIONS)] = 100
     """Optimizer steps of the whole run; also the length of the learning-rate schedule."""
     schedule: Literal["serial", "overlap", "stream"] = "overlap"
     """When prefix and training work is done: after the rollout, prefixes during it, or finished groups trained during

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from rollplex.config.refusals import Refusal, refusals
 from rollplex.config.shorthand import as_written, written_out
 from rollplex.config.yaml_text import Document, Key, dotted
 from rollplex.errors import ConfigError
+from rollplex.texts import require_text
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+", re.ASCII)
 
@@ -33,8 +35,9 @@ def load(path: Path, overrides: Sequence[str] = (), *, check_files: bool = True)
     Raises:
         ConfigError: anything that is wrong, with file, line and key path in `where`.
     """
+    require_text(path, "the configuration")
     try:
-        text = path.read_bytes().decode("utf-8")
+        text = _read(path).decode("utf-8")
     except OSError as error:
         raise ConfigError(
             "The configuration cannot be read", got=error.strerror or str(error), where=str(path)
@@ -49,6 +52,14 @@ def load(path: Path, overrides: Sequence[str] = (), *, check_files: bool = True)
     if check_files:
         _check_files(config, source, _written_model(value))
     return config
+
+
+def _read(path: Path) -> bytes:
+    """Of a file; a device or a pipe might never end. What is too long is refused by who parses it."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise ConfigError("The configuration is not a file", needed="a YAML file", where=str(path))
+    with path.open("rb") as file:
+        return file.read(yaml_text.MAX_TEXT_BYTES + 1)
 
 
 def from_mapping(value: Mapping[str, object], *, base: Path | None = None) -> Config:

@@ -1,8 +1,12 @@
-"""The phases of a run, in the order in which an iteration goes through them."""
+"""The phases of a run, in the order in which an iteration goes through them, and how many iterations there can be."""
 
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Final
+
+MOST_ITERATIONS: Final = 2**31 - 1
+"""Of a run."""
 
 
 class Phase(IntEnum):

@@ -6,6 +6,7 @@ short transaction with a bound on rows and bytes, so that a reader that stalls k
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -63,7 +64,7 @@ class Reader:
         self._path = path
         with self._explained():
             self._connection = sqlite3.connect(
-                f"file:{quote(str(path))}?mode=ro",
+                f"file:{quote(os.fsencode(path))}?mode=ro",
                 uri=True,
                 timeout=BUSY_S,
                 isolation_level=None,

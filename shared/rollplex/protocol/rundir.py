@@ -22,6 +22,7 @@ from pathlib import Path
 from rollplex.errors import ConfigError
 from rollplex.protocol.common import Device, Role
 from rollplex.protocol.handshake import SECRET_BYTES
+from rollplex.texts import require_text
 
 MAX_SOCKET_PATH_BYTES = 107
 """sun_path holds 108 bytes with the final NUL."""
@@ -80,8 +81,9 @@ def check_path(run_dir: RunDir) -> None:
     """Whether sockets can live there at all; changes nothing.
 
     Raises:
-        ConfigError: a socket's path would be too long, or the directory is on a network file system.
+        ConfigError: its path is no text, a socket's path would be too long, or it is on a network file system.
     """
+    require_text(run_dir.path, "the run directory")
     longest = max((run_dir.control_socket, run_dir.segments_socket), key=lambda path: len(os.fsencode(path)))
     size = len(os.fsencode(longest))
     if size > MAX_SOCKET_PATH_BYTES:

@@ -26,6 +26,7 @@ from rollplex.worker.connection import ToldToLeave, connect_stream, watch
 from rollplex.worker.messages import CoordinatorGone, MessageThread
 from rollplex.worker.options import parse_options
 from rollplex.worker.segments import Segments
+from rollplex.worker.starter import Starter
 from rollplex.worker.terms import Terms
 
 EXIT_FAILED = 1
@@ -89,14 +90,16 @@ def run(role: Role, make_service: Callable[[Segments], Service], argv: Sequence[
     faulthandler.register(signal.SIGUSR1)  # kill -USR1 writes every thread's stack to the log
     sys.setswitchinterval(THREAD_SWITCH_S)  # the message thread must not wait 5 ms for the interpreter
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {role} %(levelname)s %(message)s")
+    starter = Starter(os.environ)
     try:
-        run_dir, stream, hello, welcome = connect_stream(options, lambda: terms.came)
+        run_dir, stream, hello, welcome = connect_stream(options, lambda: terms.came or starter.look())
     except ToldToLeave:
-        log.info("told to leave before there was a coordinator")
-        sys.exit(0)
+        log.info("%s before there was a coordinator", "its starter ended" if starter.gone else "told to leave")
+        sys.exit(EXIT_COORDINATOR_GONE if starter.gone else 0)
     except RollplexError as error:
         log.error("%s", error)
         sys.exit(EXIT_FAILED)
+    starter.close()
     log.info("pid %d joined run %s as incarnation %d", os.getpid(), welcome.run_id, options.incarnation)
     messages = MessageThread(run_dir.control_endpoint, hello, welcome.alive_every_s)
     terms.obey(lambda: _ask_to_leave(messages, welcome.grace_s))

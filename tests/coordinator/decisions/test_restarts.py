@@ -31,7 +31,16 @@ def test_what_another_start_may_mend_is_worth_one(end: End) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ["BudgetError", "CheckpointError", "ConfigError", "ProtocolError", "StaleWeightsError", "StateError"]
+    "kind",
+    [
+        "BudgetError",
+        "CheckpointError",
+        "ConfigError",
+        "DivergedError",
+        "ProtocolError",
+        "StaleWeightsError",
+        "StateError",
+    ],
 )
 def test_what_a_new_process_would_say_again_is_not(kind: str) -> None:
     assert kind in Restarts(1).not_worth(failed(kind), whole=True)

@@ -26,6 +26,15 @@ def test_a_serving_run_stays_and_starts_again() -> None:
     assert work.wanted == 5
 
 
+def test_no_run_has_more_iterations_than_can_be_counted() -> None:
+    work = Work(7, serve=True)
+    with pytest.raises(StateError, match="got 2147483654 in all; needed at most 2147483647"):
+        work.start(2**31 - 1)
+    assert work.wanted == 7
+    work.start(2**31 - 8)
+    assert work.wanted == 2**31 - 1
+
+
 def test_stopping_after_the_iteration_keeps_a_serving_run_or_ends_it() -> None:
     work = Work(5, serve=True)
     work.done = 2

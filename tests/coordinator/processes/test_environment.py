@@ -62,6 +62,11 @@ def test_the_allocator_is_expandable_where_sglang_s_memory_saver_is_not() -> Non
     assert not [role for role in WORKERS if "PYTORCH_CUDA_ALLOC_CONF" in of[role]]
 
 
+def test_no_worker_is_without_docstrings() -> None:
+    """transformers refuses to be imported so."""
+    assert "PYTHONOPTIMIZE" not in environment_of(Role.PREFIX, {"PYTHONOPTIMIZE": "2"}, 1, None)
+
+
 def test_without_a_daemon_or_determinism_nothing_is_said_of_them() -> None:
     found = environment_of(Role.PREFIX, OURS, 1, GpuAccess(uuid="GPU-1", mps={}, deterministic=False))
     assert not [name for name in found if name.startswith(("CUDA_MPS", "CUBLAS"))]

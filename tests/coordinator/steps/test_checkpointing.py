@@ -12,6 +12,7 @@ import pytest
 
 from rollplex.checkpoint.folder import Identity, save
 from rollplex.checkpoint.state import RunState
+from rollplex.errors import CheckpointError
 from rollplex.journal import events
 from rollplex.journal.phases import Phase
 from rollplex.protocol.common import ErrorReport, Failed
@@ -156,6 +157,14 @@ def test_a_trainer_that_cannot_save_ends_the_run_and_nothing_is_journalled(core:
     with pytest.raises(WorkerFailed, match="the disk is full"):
         Checkpoints(core.context).save()
     assert not core.events(events.CheckpointSaved)
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_that_says_where(core: Core) -> None:
+    iterate(core, 0)
+    (core.context.run_dir / "checkpoints").write_text("a file")
+    with pytest.raises(CheckpointError, match=f"{core.context.run_dir}/checkpoints: The folder .* got File exists"):
+        Checkpoints(core.context, wanted=lambda: 1).save()
+    assert not core.sent(SaveCheckpoint)
 
 
 def test_checkpoints_of_an_earlier_attempt_are_journalled_and_pruned_like_its_own(core: Core) -> None:

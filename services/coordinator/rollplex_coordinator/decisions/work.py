@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from rollplex.errors import StateError
 from rollplex.journal.events import StopWhen
+from rollplex.journal.phases import MOST_ITERATIONS
 
 
 class Work:
@@ -31,13 +32,18 @@ class Work:
         """Want so many more.
 
         Raises:
-            StateError: the run is ending.
+            StateError: the run is ending, or would never end.
         """
         if self.stopping is not None:
             raise StateError(
                 "the run is stopping", got=f"start {count}", needed="a run that goes on", do="Start it again."
             )
-        self.wanted = max(self.wanted, self.done + self.running) + count
+        wanted = max(self.wanted, self.done + self.running) + count
+        if wanted > MOST_ITERATIONS:
+            raise StateError(
+                "no run has so many iterations", got=f"{wanted} in all", needed=f"at most {MOST_ITERATIONS}"
+            )
+        self.wanted = wanted
 
     def stop_after_iteration(self, *, end: bool) -> None:
         """No further iteration begins; then the run ends, or waits for the next start."""

@@ -73,6 +73,7 @@ def environment_of(role: Role, base: Mapping[str, str], threads: int, gpu: GpuAc
         "TRANSFORMERS_OFFLINE": "1",
         "PYTHONUNBUFFERED": "1",
     }
+    variables.pop("PYTHONOPTIMIZE", None)  # transformers reads its own docstrings, and refuses to be without them
     if gpu is None:
         return variables
     for name in _MPS:

@@ -14,10 +14,11 @@ from contextlib import suppress
 from msgspec import Struct
 
 EXIT_INTERRUPTED = 130
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StopRun(Exception):  # noqa: N818 - a request, not an error
-    """Unwinds the run from wherever it stands. `exit_code`: 0 for SIGTERM and HTTP, 130 for SIGINT."""
+    """Unwinds the run from wherever it stands. `exit_code`: 0 for SIGTERM, SIGHUP and HTTP, 130 for SIGINT."""
 
     def __init__(self, *, source: str, exit_code: int) -> None:
         super().__init__(f"stopped by {source}")
@@ -26,7 +27,7 @@ class StopRun(Exception):  # noqa: N818 - a request, not an error
 
 
 class Signals(Struct, kw_only=True):
-    """SIGINT and SIGTERM as an event of the loop: a descriptor becomes readable; handlers do nothing else.
+    """SIGINT, SIGTERM and SIGHUP as an event of the loop: a descriptor becomes readable; handlers do nothing else.
 
     The interpreter writes to it in the signal itself: a handler would be too late for a loop that just falls asleep.
     A second signal while the run is ending calls `escalate`.
@@ -39,7 +40,7 @@ class Signals(Struct, kw_only=True):
 
     @classmethod
     def install(cls) -> Signals:
-        """Take over both signals for this process. Main thread only."""
+        """Take over these signals for this process; SIGHUP unless it is ignored (nohup). Main thread only."""
         read_fd, write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signals = cls(read_fd=read_fd, write_fd=write_fd, received=[])
 
@@ -48,11 +49,12 @@ class Signals(Struct, kw_only=True):
             if len(signals.received) > 1:
                 signals.escalate()
 
-        for signum in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(signum, note)
+        for signum in STOP_SIGNALS:
+            if signum != signal.SIGHUP or signal.getsignal(signum) is not signal.SIG_IGN:
+                signal.signal(signum, note)
         signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
         # Whoever started us holds them back until here, so that Python's own start is not interrupted (cli/signals.py).
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         return signals
 
     def stop_asked(self) -> StopRun | None:

@@ -16,6 +16,7 @@ who may not take what it held for free.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import select
@@ -31,12 +32,15 @@ from rollplex.errors import ConfigError, RollplexError
 from rollplex.programs import own
 from rollplex.protocol.common import Device, Role
 from rollplex.session import await_session, kill_session, session_of
+from rollplex.worker.starter import VARIABLE as STARTED_BY
 from rollplex_coordinator.decisions.fleet import DEVICE, SINGLE, Fleet
 from rollplex_coordinator.processes.environment import WORKERS, GpuAccess, environment_of
 
 TERM_S = 2.0
 KILLED_S = 30.0
 """For all that are killed together: a driver takes the memory of those on its GPUs back one after the other."""
+_LIMITS = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM})
+"""No program is at fault."""
 ABORTED = signal.SIGABRT.name
 KILLED = "killed by"
 """How the words for an end by a signal begin."""
@@ -134,9 +138,16 @@ class Supervisor:
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
-                    env=environment_of(role, os.environ, self._threads, self.gpus.get(device)),
+                    env=environment_of(role, os.environ, self._threads, self.gpus.get(device))
+                    | {STARTED_BY: str(os.getpid())},
                 )
             except OSError as error:
+                if error.errno in _LIMITS:
+                    raise RollplexError(
+                        f"the process of {name} cannot be started",
+                        got=str(error),
+                        do="Raise the limits of this shell: ulimit -n 4096, ulimit -u unlimited.",
+                    ) from error
                 raise ConfigError(
                     f"the program of {name} cannot be started",
                     got=str(error),

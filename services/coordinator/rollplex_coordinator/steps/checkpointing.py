@@ -69,6 +69,7 @@ class Checkpoints:
         """Write one of the present version; pumps until its folder is in place and journalled.
 
         Raises:
+            CheckpointError: there is no place for it.
             WorkerFailed: carries the CheckpointError.
         """
         c = self._c
@@ -77,7 +78,16 @@ class Checkpoints:
             log.debug("step %d is checkpointed already", step)
             return
         folder = c.run_dir / CHECKPOINTS / f"step_{step}"
-        folder.parent.mkdir(exist_ok=True)
+        try:
+            folder.parent.mkdir(exist_ok=True)
+        except OSError as error:
+            raise CheckpointError(
+                "The folder of checkpoints cannot be made",
+                got=error.strerror or str(error),
+                needed="a run directory as it was made",
+                do="See what has become of it; nothing is written there until it is one.",
+                where=str(folder.parent),
+            ) from error
         c.record.enter(Phase.CHECKPOINT)
         c.memory.enter(Phase.CHECKPOINT)
         c.link.begin_atomic()

@@ -21,9 +21,9 @@ from rollplex_coordinator.memory.budget import COMPARER
 from rollplex_coordinator.memory.holder import Holder
 from rollplex_coordinator.memory.leasing import Want
 from rollplex_coordinator.options import VerifyOptions
+from rollplex_coordinator.saying import say
 from rollplex_coordinator.steps.context import Context
 from rollplex_coordinator.steps.feed import StepInputs
-from rollplex_coordinator.telling import say
 from rollplex_coordinator.verify.compare import compare_gradients, compare_logprobs
 from rollplex_coordinator.verify.gradients import Float64s, Gradients, read_only
 from rollplex_coordinator.verify.passes import Passes, Split

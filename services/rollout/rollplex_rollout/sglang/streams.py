@@ -23,7 +23,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from rollplex.errors import EngineError
+from rollplex.errors import DivergedError, EngineError
 from rollplex_rollout.engine import FinishedGroup
 from rollplex_rollout.sglang.requests import Pictures, Request
 
@@ -199,7 +199,9 @@ class Streams:
             )
         wrong = [value for value in response.logprobs if not (math.isfinite(value) and value <= ROUNDING)]
         if wrong:
-            raise EngineError("The model's logits are not finite", got=f"log-probability {wrong[0]}", where=request.rid)
+            raise DivergedError(
+                "The model's logits are not finite", got=f"log-probability {wrong[0]}", where=request.rid
+            )
 
     def _finished(self, index: int, responses: Sequence[_Response]) -> FinishedGroup:
         return FinishedGroup(

@@ -9,6 +9,7 @@ import typer
 
 from rollplex.cli.commands.arguments import Overrides
 from rollplex.config.environment import read_environment
+from rollplex.journal.phases import MOST_ITERATIONS
 
 
 def up(
@@ -18,7 +19,12 @@ def up(
     *,
     iterations: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Stop after N in all. Default: run.iterations; when serving, none."),
+        typer.Option(
+            min=1,
+            max=MOST_ITERATIONS,
+            metavar="N",
+            help="Stop after N in all. Default: run.iterations; when serving, none.",
+        ),
     ] = None,
     set_: Overrides = None,
     run_dir: Annotated[
