@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,25 @@ def test_something_else_that_answers_there_is_no_coordinator(tmp_path: Path) -> 
         pytest.raises(ProtocolError, match="no coordinator of this version"),
     ):
         api._ask("GET", "/metrics", dict)
+
+
+def test_a_coordinator_with_too_many_connections_is_told_so() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def refuse() -> None:
+            with listener.accept()[0] as client:
+                client.recv(65_536)
+                client.sendall(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 19\r\n\r\nService Unavailable")
+
+        thread = threading.Thread(target=refuse)
+        thread.start()
+        port = listener.getsockname()[1]
+        with (
+            Api(f"http://127.0.0.1:{port}", TOKEN) as api,
+            pytest.raises(WaitError, match="too many connections at once"),
+        ):
+            api.status()
+        thread.join(10)
 
 
 def test_a_run_that_has_ended_cannot_be_asked(tmp_path: Path) -> None:

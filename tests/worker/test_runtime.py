@@ -29,6 +29,7 @@ from rollplex.protocol.common import (
     Role,
 )
 from rollplex.worker.runtime import report
+from rollplex.worker.starter import VARIABLE
 from rollplex_coordinator.processes.hub import Arrived, Gone, Hub, Joined, Peer
 from support.sockets import DEADLINE_S, WELCOME, open_hub
 
@@ -356,6 +357,17 @@ def test_a_worker_without_a_coordinator_ends_when_it_is_asked_to(site: Site) -> 
     process.popen.send_signal(signal.SIGTERM)
     assert process.wait() == 0
     assert "told to leave before there was a coordinator" in process.printed
+
+
+def test_a_worker_that_has_not_joined_ends_with_whoever_started_it(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as starter:
+        monkeypatch.setenv(VARIABLE, str(starter.pid))
+        process = site.start(ANSWERS)
+        time.sleep(0.2)
+        assert process.popen.poll() is None
+        starter.kill()
+        assert process.wait() == 3
+    assert "its starter ended before there was a coordinator" in process.printed
 
 
 def test_without_a_coordinator_the_wait_ends_with_an_error(site: Site) -> None:

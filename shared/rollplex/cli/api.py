@@ -234,6 +234,12 @@ class Api:
                 return msgspec.json.decode(response.content, type=answer)
             refusal = msgspec.json.decode(response.content, type=_RefusalBody).error
         except msgspec.DecodeError as error:
+            if response.status_code == httpx.codes.SERVICE_UNAVAILABLE:
+                raise WaitError(
+                    "The coordinator has too many connections at once to answer",
+                    do="Try again soon. `rollplex down` ends the run all the same.",
+                    where=f"{method} {self._url}{path}",
+                ) from None
             raise ProtocolError(
                 "What answers there is no coordinator of this version",
                 got=f"status {response.status_code}: {error}",

@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable
 
 import httpx
@@ -12,6 +13,7 @@ import pytest
 
 from rollplex.errors import ConfigError, WaitError
 from rollplex.journal.events import IterationStarted
+from rollplex_coordinator.http import server as http_server
 from rollplex_coordinator.http.listening import listen
 from rollplex_coordinator.http.server import Server
 from support.http_site import Site
@@ -157,6 +159,46 @@ def test_a_thread_that_cannot_serve_is_an_error_at_the_start(
         server.start()
     assert "the HTTP thread ended" in caplog.text
     server.stop()
+
+
+HEADERS = b"POST /iterations HTTP/1.1\r\nHost: localhost\r\n"
+WHOLE = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+@pytest.mark.parametrize("sent", [b"", HEADERS, WHOLE + HEADERS])
+def test_headers_that_do_not_end_in_time_cost_the_connection(
+    make_site: MakeSite, monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    """So that nobody can hold the places of all others; also a client that sends a byte now and then."""
+    monkeypatch.setattr(http_server, "HEADERS_S", 0.3)
+    with socket.create_connection(("127.0.0.1", make_site().server.port), timeout=10) as client:
+        client.sendall(sent)
+        client.settimeout(0.05)
+        end = time.monotonic() + 20
+        with contextlib.suppress(ConnectionError):
+            while time.monotonic() < end:
+                with contextlib.suppress(TimeoutError):
+                    if not client.recv(65_536):
+                        break
+                client.sendall(b"X" if sent else b"")
+        assert time.monotonic() < end
+
+
+def test_a_request_that_is_whole_may_take_longer_than_its_headers(
+    make_site: MakeSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "HEADERS_S", 0.3)
+    site = make_site()
+    status = site.control.status
+
+    def slow() -> object:
+        time.sleep(0.6)
+        return status()
+
+    monkeypatch.setattr(site.control, "status", slow)
+    with site.client() as client:
+        for _ in range(2):
+            assert client.get("/status").status_code == 200
 
 
 def test_signals_stay_as_they_were(make_site: MakeSite) -> None:

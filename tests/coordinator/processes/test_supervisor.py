@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import select
@@ -14,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from rollplex.errors import ConfigError
+from rollplex.errors import ConfigError, RollplexError
 from rollplex.protocol.common import Device, Role
 from rollplex.session import session_of
+from rollplex.worker.starter import VARIABLE
 from rollplex_coordinator.decisions.fleet import SINGLE, Fleet, fleet_of
 from rollplex_coordinator.processes.environment import GpuAccess
 from rollplex_coordinator.processes.supervisor import MODULES, Child, NotEndedError, Supervisor
@@ -204,6 +206,26 @@ def test_a_child_that_the_kernel_holds_is_named_and_the_others_are_ended(
     assert f"prefix (pid {held.pid}) was killed, but has not ended" in caplog.text
     assert other.process.returncode == -signal.SIGKILL
     held.process.wait(DEADLINE_S)
+
+
+def test_a_child_is_told_who_started_it(make: Make) -> None:
+    child = make({Role.PREFIX: f"import os; print(os.environ[{VARIABLE!r}])"}).start(Role.PREFIX, Device())
+    assert ended(child)
+    assert child.log_path.read_text() == f"{os.getpid()}\n"
+
+
+def test_no_file_left_is_not_the_fault_of_a_program(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    supervisor = make({Role.PREFIX: SLEEP})
+
+    def none_left(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(subprocess, "Popen", none_left)
+    with pytest.raises(
+        RollplexError, match="process of prefix cannot be started; .*Too many open files.*ulimit -n"
+    ) as e:
+        supervisor.start(Role.PREFIX, Device())
+    assert not isinstance(e.value, ConfigError)
 
 
 def test_a_child_s_environment_says_which_gpu_it_sees(make: Make) -> None:

@@ -16,18 +16,61 @@ import socket
 import threading
 import time
 
+import h11
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rollplex.errors import WaitError
 from rollplex_coordinator.http.deps import streams_of
 
 MAX_REQUESTS = 256
+HEADERS_S = 10.0
+"""How long a client may take to say what it wants."""
 PATIENCE_S = 1
 """After a stop: how long requests and streams may go on before they are cancelled."""
 _POLL_S = 0.01
 
 _log = logging.getLogger(__name__)
+
+
+class _Connection(H11Protocol):
+    """One client. uvicorn waits for ever for the end of a request's headers: those that never end would take the places
+    of all others."""
+
+    _late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget()
+        super().connection_lost(exc)
+
+    @property
+    def _in_headers(self) -> bool:
+        return self.conn.their_state is h11.IDLE
+
+    def _watch(self) -> None:
+        """From the first byte of a request, or the connection, to the end of its headers. Not reset by more of them."""
+        if not self._in_headers:
+            self._forget()
+        elif self._late is None:
+            self._late = self.loop.call_later(HEADERS_S, self._end)
+
+    def _forget(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+    def _end(self) -> None:
+        if self._in_headers:
+            self.transport.abort()
 
 
 class _Uvicorn(uvicorn.Server):
@@ -53,7 +96,7 @@ class Server:
             uvicorn.Config(
                 app,
                 loop="asyncio",
-                http="h11",
+                http=_Connection,
                 ws="none",
                 lifespan="off",
                 log_config=None,
