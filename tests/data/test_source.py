@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from PIL import Image, ImageFile
 
 from rollplex.data.images import Header, ImageFolder
@@ -53,6 +54,21 @@ def test_the_check_counts_exactly_what_the_rows_will_need(dataset: Dataset, open
     media_rows = [sum(patches.grid.rows for patches in item.media) for item in prepared]
     assert checked.max_media_rows == max(media_rows) > 0
     assert checked.max_media_tokens == max(media_rows) // 4
+
+
+def test_the_check_says_which_columns_the_good_rows_have(dataset: Dataset, open_source: Open) -> None:
+    rows: list[object] = [
+        {"prompt": "", "never": 1},
+        {"prompt": "a", "answer": None, "level": 1},
+        {"prompt": "b", "answer": "x", "completion": "c"},
+    ]
+    checked = open_source(replace(dataset(rows), skip_bad_rows=True)).check()
+    assert checked.columns is not None
+    assert [(column.name, column.rows) for column in checked.columns] == [("answer", 2), ("level", 1)]
+    assert checked.columns[0].place == ""
+    assert checked.columns[1].place.endswith(":3 (row 2)")
+    assert checked.place.endswith(":2 (row 1)")
+    assert checked.num_good == 2
 
 
 def test_the_check_decodes_nothing_of_whole_files(

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rollplex.journal.events import GroupRewarded, GroupSkipped
+from rollplex.cli.app import run
+from rollplex.journal.events import GroupRewarded, GroupSkipped, LeaseGranted
 from support.nodes import Finished, Project, Start
 
 MOODS = {"raise": "raised", "hang": "timed_out", "nan": "not_finite", "few": "wrong_count", "text": "wrong_type"}
@@ -64,3 +65,27 @@ def test_by_default_the_run_ends_with_function_and_row(
         assert part in text, done.stderr
     assert "Traceback" not in done.stderr
     assert not done.metrics
+
+
+@pytest.mark.timeout(150)
+def test_a_column_that_one_row_lacks_is_refused_before_a_model_is_loaded(
+    start: Start, project: Project, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    overrides = settings(project, tmp_path, ["fine", "fine"])
+    data = tmp_path / "rows.jsonl"
+    rows = [json.loads(line) for line in data.read_text().splitlines()]
+    del rows[1]["mood"]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    named = (
+        f"{data}:2 (row 1): A reward function requires a column that rows lack; got argument 'mood' of "
+        f"{FUNCTIONS}:moody; 1 of the 5 rows of 'train' lacks it, this one first"
+    )
+
+    done = start("--iterations", "1", overrides=overrides).wait()
+    assert done.code == 1
+    assert named in done.stderr
+    assert done.of(LeaseGranted) == []
+
+    changes = [f"--set={key}={json.dumps(value)}" for key, value in overrides.items()]
+    assert run(["up", str(project.config), "--dry-run", *changes]) == 1
+    assert named in capfd.readouterr().err

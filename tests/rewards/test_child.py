@@ -231,3 +231,9 @@ def test_functions_that_can_never_be_called_again_end_the_child_s_service_with_t
     answer = child.ask(child.group())
     assert isinstance(answer, Failed)
     assert (answer.cause, answer.error.kind, answer.error.what) == (2, "RewardError", "There is no such file")
+
+
+def test_the_columns_that_each_function_requires_are_told(child: Child, functions: Functions) -> None:
+    path = functions("def f(completions, **_): pass\ndef g(completions, answer, level=1): pass\n")
+    opened = child.open((f"{path}:f", 1.0), (f"{path}:g", 1.0))
+    assert [item.names for item in opened.required] == [(), ("answer",)]

@@ -71,6 +71,29 @@ def test_a_function_that_fits_two_forms_is_refused_and_the_configuration_decides
     )
 
 
+@pytest.mark.parametrize(
+    ("arguments", "form", "columns"),
+    [
+        ("completions, solution, **kwargs", Form.AUTO, ("solution",)),
+        ("completions, *, solution, level", Form.AUTO, ("solution", "level")),
+        ("completions, prompt", Form.AUTO, ("prompt",)),
+        ("completions, solution='', *rest, level=1, **kwargs", Form.AUTO, ()),
+        ("completions, fixed", Form.AUTO, ()),
+        ("prompts, completions, completion_ids, completion_lengths, finish_reasons", Form.AUTO, ()),
+        ("completions, step, trainer_state, log_metric, pil_images", Form.AUTO, ()),
+        ("solution_str, ground_truth, extra_info, data_source", Form.AUTO, ()),
+        ("solution_strs, ground_truths", Form.AUTO, ()),
+        ("reward_inputs", Form.AUTO, ()),
+        ("anything", Form.EASYR1, ()),
+    ],
+)
+def test_the_columns_that_every_row_must_have_are_those_that_no_form_and_no_default_gives(
+    arguments: str, form: Form, columns: tuple[str, ...]
+) -> None:
+    options = {"fixed": 1} if "fixed" in arguments else {}
+    assert adapt(made(arguments), form, options).columns == columns
+
+
 def test_what_the_options_fix_is_no_mark(make_call: Callable[..., Call]) -> None:
     adapted = adapt(made("completions, solution_str"), Form.AUTO, {"solution_str": "fixed"})
     assert adapted.form is Form.TRL

@@ -100,3 +100,11 @@ def test_a_column_that_a_table_filled_with_null_is_no_answer(row: dict[str, obje
 def test_a_row_whose_answers_are_all_null_is_refused() -> None:
     with pytest.raises(RewardError, match="The row has no right answer"):
         answer_of({"reward_model": {"ground_truth": None}, "ground_truth": None, "answer": None})
+
+
+@pytest.mark.parametrize("arguments", ["solution_str, level", "solution_strs, level", "solution_str, solution_strs"])
+def test_a_function_that_requires_what_is_never_given_is_refused(arguments: str) -> None:
+    names: dict[str, Any] = {}
+    exec(f"def f({arguments}): pass", names)  # noqa: S102 - the test's own text
+    with pytest.raises(RewardError, match=r"asks for what verl's form does not give; got arguments \['"):
+        bind(names["f"], Arguments(names["f"]))

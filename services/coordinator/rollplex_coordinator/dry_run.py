@@ -38,7 +38,7 @@ def dry_run(node: Node, wanted: int) -> None:
         node.start(role)
     node.link.await_peers(CHILDREN, config.deadlines.start_s)
     data = check_data(node)
-    open_rewards(node)
+    open_rewards(node, data)
     budget, host_bytes = budget_bytes(config, node.limit_bytes), host_budget_bytes()
     sizes = sizes_of(config, node.fleet, longest_prompt=max(source.max_prompt_tokens for source in data.sources))
     plan = plan_node(config, sizes, data, node.fleet, budget, host_bytes=host_bytes, free_bytes=node.free_bytes)

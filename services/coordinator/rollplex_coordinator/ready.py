@@ -83,7 +83,7 @@ def get_ready(
     rewards: dict[str, str] = {}
     if Role.REWARD in roles:
         node.link.await_peers([Role.REWARD], config.deadlines.start_s)
-        rewards = open_rewards(node)
+        rewards = open_rewards(node, data)
     if resumption is not None and options.resume is not None:  # before anything is loaded
         found = fingerprints(data, _awaited(node, model_files), rewards)
         _warn(judge_fingerprints(resumption, found, options.resume.accepted))

@@ -37,6 +37,8 @@ class RowFacts(Struct, frozen=True, kw_only=True):
     """Pixel rows."""
     literal: tuple[str, ...] = ()
     """<image>, <video>: marks that stand in the prompt as text, because the row has no media of that kind."""
+    columns: tuple[str, ...] = ()
+    """Names of those that reward functions get."""
     identity: bytes
     """16 bytes: the same for rows with the same prompt and the same media."""
 
@@ -110,6 +112,7 @@ class RowChecker:
             images=tuple(images),
             videos=tuple(videos),
             literal=tuple(f"<{kind}>" for kind, media in kinds if not media and marks_in(row.prompt, kind)),
+            columns=tuple(row.columns),
             identity=digest.digest(),
         )
         return (

@@ -15,6 +15,7 @@ import numpy as np
 from rollplex.data.checking import RowChecker
 from rollplex.data.images import ImageFolder
 from rollplex.data.inputs import Prepared
+from rollplex.data.lacking import ColumnTally
 from rollplex.data.noticed import Noticed
 from rollplex.data.preparing import prepare_row
 from rollplex.data.processor import Rules, read_rules
@@ -67,19 +68,20 @@ class Source:
         """
         digest = hashlib.blake2b(self._rows.digest + self._maker.template_digest, digest_size=32)
         reasons: list[str] = []
-        noticed = Noticed()
+        noticed, tally = Noticed(), ColumnTally(self._rows.where)
         for number in range(len(self._rows)):
             try:
                 facts = self._checker.check(number, digest.update)
                 self._tokens[number], self._media_rows[number] = facts.tokens, facts.media_rows
                 noticed.add(facts, number)
+                tally.add(facts.columns, number)
             except DataError as error:
                 if not self._source.skip_bad_rows:
                     raise
                 self._tokens[number] = _REJECTED
                 reasons.append(str(error)[:MAX_REASON_CHARS])
         self._checker.forget()
-        return self._checked(digest.hexdigest(), reasons, noticed.marks())
+        return self._checked(digest.hexdigest(), reasons, noticed.marks(), tally)
 
     def counted(self, number: int) -> tuple[int, int]:
         """Tokens of a good row's prompt, and of them those that stand for media, as the check counted them."""
@@ -115,7 +117,7 @@ class Source:
                 do="Do not change images during a run.",
             )
 
-    def _checked(self, fingerprint: str, reasons: list[str], warnings: list[str]) -> SourceChecked:
+    def _checked(self, fingerprint: str, reasons: list[str], warnings: list[str], tally: ColumnTally) -> SourceChecked:
         good = np.flatnonzero(self._tokens >= 0)
         if not len(good):
             raise DataError(
@@ -136,6 +138,8 @@ class Source:
             max_media_rows=most_rows,
             max_media_tokens=most_rows // self._rules.image.merge**2,
             warnings=tuple(warnings),
+            columns=tally.columns(),
+            place=tally.place,
         )
 
 

@@ -24,6 +24,8 @@ from rollplex.protocol.common import (
 MAX_ROWS_SHOWN = 64
 MAX_MEDIA_SHOWN = 8
 """Pictures of one row."""
+MAX_COLUMNS = 4096
+"""Of one dataset."""
 
 
 class ShapeName(StrEnum):
@@ -80,6 +82,16 @@ class OpenData(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, ta
     """Tokens (text); empty means the model's own end-of-sequence ids."""
 
 
+class Column(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A column that a reward function may ask for: which of the good rows have it, if only as null."""
+
+    name: Name
+    rows: Count
+    """How many have it."""
+    place: Text = ""
+    """The first that lacks it, as errors name it: file:line (row n). Empty: all have it."""
+
+
 class SourceChecked(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the check of one dataset found."""
 
@@ -98,6 +110,15 @@ class SourceChecked(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     max_media_tokens: Count
     warnings: Annotated[tuple[Text, ...], Meta(max_length=64)] = ()
     """What is odd about the rows, and not an error; a sentence for each kind."""
+    columns: Annotated[tuple[Column, ...], Meta(max_length=MAX_COLUMNS)] | None = None
+    """Every one that a good row has and that can be an argument's name. None: not known, or too many."""
+    place: Text = ""
+    """The first good row, as errors name it."""
+
+    @property
+    def num_good(self) -> int:
+        """How many rows are good."""
+        return self.num_rows if self.good_rows is None else len(self.good_rows)
 
 
 # input -> coordinator

@@ -59,6 +59,12 @@ class OpenRewards(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     """How many processes run functions, each on one group at a time."""
 
 
+class RequiredColumns(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The columns without which a function cannot be called for a row."""
+
+    names: Annotated[tuple[Name, ...], Meta(max_length=4_096)] = ()
+
+
 # reward -> coordinator
 class RewardsOpened(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     cause: Count
@@ -67,6 +73,8 @@ class RewardsOpened(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Of the source file of each function (SHA-256, hex); "builtin" where it has none."""
     notes: Annotated[tuple[Text, ...], Meta(max_length=64)] = ()
     """Per function in words: whose signature it has, and by what that was told."""
+    required: Annotated[tuple[RequiredColumns, ...], Meta(max_length=64)] = ()
+    """Per function; empty: not known."""
 
 
 # coordinator -> reward: score one group. Answer: GroupRewarded or RewardFailed, in any order of the groups.

@@ -64,6 +64,21 @@ class Arguments:
                 needed="arguments that can be given by name",
             )
 
+    def refuse_required(self, given: Collection[str], whose: str) -> None:
+        """Raise RewardError if it must have an argument that is not among those given.
+
+        Args:
+            whose: whose form gives these.
+        """
+        others = [name for name in self.required if name not in given]
+        if others:
+            raise RewardError(
+                f"The function asks for what {whose} form does not give",
+                got=f"arguments {others}",
+                needed=f"some of {sorted(given)}",
+                do="Give the others defaults, or their values in rewards.functions.options.",
+            )
+
     def pick(self, available: Mapping[str, object]) -> dict[str, object]:
         """The keywords of one call.
 

@@ -114,7 +114,13 @@ class RewardService:
             self._pictured = {source.name: Rows.of(source) for source in message.sources}
         for sentence in ready.taken:
             log.info("%s", sentence)
-        return RewardsOpened(cause=message.cause, names=names, fingerprints=ready.fingerprints, notes=ready.taken)
+        return RewardsOpened(
+            cause=message.cause,
+            names=names,
+            fingerprints=ready.fingerprints,
+            notes=ready.taken,
+            required=ready.required,
+        )
 
     def _submit(self, message: RewardGroup, reply: Reply) -> None:
         rows = self._rows.get(message.source)

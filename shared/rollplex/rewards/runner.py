@@ -24,7 +24,7 @@ from typing import assert_never
 import msgspec
 
 from rollplex.errors import RewardError, RollplexError
-from rollplex.protocol.reward import RewardProblem
+from rollplex.protocol.reward import RequiredColumns, RewardProblem
 from rollplex.rewards.awaiting import settled
 from rollplex.rewards.call import Call
 from rollplex.rewards.loading import load_function, short_trace, source_fingerprint
@@ -82,6 +82,7 @@ class Runner:
                 taken=tuple(taken),
                 images=any(adapted.images for adapted in self._functions),
                 fingerprints=tuple(fingerprints),
+                required=tuple(RequiredColumns(names=adapted.columns) for adapted in self._functions),
             )
         )
 

@@ -43,6 +43,7 @@ class Adapted:
         key: under which a dict has the reward; empty: no dicts.
         why: the arguments by which the form was told, in words.
         images: whether it asks for decoded images.
+        columns: those that every row must have.
     """
 
     form: Form
@@ -50,6 +51,7 @@ class Adapted:
     key: str
     why: str
     images: bool
+    columns: tuple[str, ...]
 
 
 def adapt(function: Callable[..., object], wanted: Form, options: Mapping[str, object]) -> Adapted:
@@ -72,6 +74,7 @@ def adapt(function: Callable[..., object], wanted: Form, options: Mapping[str, o
         key=keys[form],
         why=f"{why}; arguments ({arguments.shown})",
         images=form is Form.TRL and trl.IMAGES in arguments.names,
+        columns=trl.columns(arguments) if form is Form.TRL else (),
     )
 
 

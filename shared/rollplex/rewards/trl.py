@@ -38,6 +38,7 @@ OFFERED = (
     IMAGES,
 )
 """Names by which the signature is known for TRL's; `step` is too common a name for it."""
+_GIVEN = (*OFFERED, "step")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +69,11 @@ def offered(call: Call, arguments: Arguments) -> dict[str, object]:
     if IMAGES in arguments.names and IMAGES not in available:
         available[IMAGES] = [call.load_images()] * count
     return available
+
+
+def columns(arguments: Arguments) -> tuple[str, ...]:
+    """The columns without which the function cannot be called."""
+    return tuple(name for name in arguments.required if name not in _GIVEN)
 
 
 def bind(function: Callable[..., object], arguments: Arguments) -> Callable[[Call], object]:

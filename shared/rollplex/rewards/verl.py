@@ -33,10 +33,12 @@ def bind(function: Callable[..., object], arguments: Arguments) -> Callable[[Cal
     """The function as a function of a call that returns a list, one entry for each completion.
 
     Raises:
-        RewardError: it cannot be called with keywords alone.
+        RewardError: it cannot be called with keywords alone, or not with these.
     """
     arguments.refuse_fixed()
-    if MANY in arguments.names:
+    many = MANY in arguments.names
+    arguments.refuse_required(list(_PLURAL.values() if many else _PLURAL), "verl's")
+    if many:
         return lambda call: function(**arguments.pick(_many(call, arguments)))
 
     def each(call: Call) -> list[object]:

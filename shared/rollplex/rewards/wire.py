@@ -11,7 +11,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
-from rollplex.protocol.reward import Form, RewardProblem
+from rollplex.protocol.reward import Form, RequiredColumns, RewardProblem
 
 MAX_FRAME_BYTES = 256 * 2**20
 LENGTH_BYTES = 4
@@ -74,6 +74,8 @@ class Ready(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=T
     """A function wants decoded images."""
     fingerprints: tuple[str, ...]
     """Of each function's source file, in their order."""
+    required: tuple[RequiredColumns, ...]
+    """Likewise."""
 
 
 # runner -> child: a function cannot be imported or called; parts of a RewardError.

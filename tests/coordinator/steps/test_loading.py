@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from rollplex.config import Config
-from rollplex.errors import ModelError, StateError
+from rollplex.errors import ModelError, RewardError, StateError
 from rollplex.journal.events import LeaseGranted, LeaseReleased, ServiceReady, StageDone
 from rollplex.journal.phases import Phase
 from rollplex.memory.segment import backend
@@ -20,7 +20,7 @@ from rollplex.presets import write_preset
 from rollplex.protocol.common import Device, ErrorReport, Failed, Kind, Loaded, Parallel, Role
 from rollplex.protocol.inputs import OpenData
 from rollplex.protocol.prefix import LoadPrefix
-from rollplex.protocol.reward import OpenRewards, RewardsOpened
+from rollplex.protocol.reward import OpenRewards, RequiredColumns, RewardsOpened
 from rollplex.protocol.rollout import LoadRollout
 from rollplex.protocol.trainer import LoadTrainer, Publish, Published, Shards
 from rollplex_coordinator.decisions.fleet import fleet_of
@@ -245,13 +245,25 @@ def test_the_reward_child_gets_functions_weights_and_limits_and_says_how_it_take
             cause=m.cause, names=("right", "short"), fingerprints=("a", "b"), notes=("right is TRL's", "short too")
         )
     ]
-    found = open_rewards(loading)  # type: ignore[arg-type] # a Loading has what is used of a Node
+    found = open_rewards(loading, data_of(loading.config))  # type: ignore[arg-type] # a Loading has what is used of a Node
     assert found == {"right": "a", "short": "b"}
     m = loading.sent(OpenRewards)
     assert [(f.spec.rpartition(":")[2], f.weight) for f in m.functions] == [("right", 0.5), ("short", 0.0)]
     assert (m.time_limit_s, m.memory_limit_bytes, m.workers) == (3.0, 1024, 3)
     said = [record.getMessage() for record in caplog.records if record.name == "rollplex.coordinator"]
     assert said[-2:] == ["rewards: right is TRL's", "rewards: short too"]
+
+
+def test_a_column_that_a_function_requires_and_a_row_lacks_is_refused(make_loading: Callable[..., Loading]) -> None:
+    loading = make_loading(rewards={"functions": [{"function": "a.py:right"}, {"function": "b:short"}]})
+    required = (RequiredColumns(), RequiredColumns(names=("solution",)))
+    loading.workers.answers[OpenRewards] = lambda m: [
+        RewardsOpened(cause=m.cause, names=("right", "short"), fingerprints=("a", "b"), required=required)
+    ]
+    data = data_of(loading.config)
+    with_columns = replace(data, sources=(replace(data.sources[0], columns=(), place="f:1"),))
+    with pytest.raises(RewardError, match=r"^f:1: .*argument 'solution' of b:short"):
+        open_rewards(loading, with_columns)  # type: ignore[arg-type] # a Loading has what is used of a Node
 
 
 # --- several devices ----------------------------------------------------------------------------------------------

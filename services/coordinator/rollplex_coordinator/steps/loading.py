@@ -22,6 +22,7 @@ from rollplex.protocol.common import Device, Kind, Loaded, Role
 from rollplex.protocol.inputs import DataChecked, OpenData
 from rollplex.protocol.reward import OpenRewards, RewardsOpened
 from rollplex.protocol.trainer import Publish, Published, Restore, Standing
+from rollplex_coordinator.decisions.columns import check_columns
 from rollplex_coordinator.decisions.digests import check_replicas, combined
 from rollplex_coordinator.decisions.fleet import DEVICE, Fleet, Team
 from rollplex_coordinator.memory.caps import Caps
@@ -201,8 +202,13 @@ def publish(node: Node, version: int) -> dict[Device, str]:
     return digests
 
 
-def open_rewards(node: Node) -> dict[str, str]:
-    """Have the reward child import the user's functions; the fingerprint of each one's source, by its name."""
+def open_rewards(node: Node, data: DataChecked) -> dict[str, str]:
+    """Have the reward child import the user's functions; the fingerprint of each one's source, by its name.
+
+    Raises:
+        WorkerFailed: carries the RewardError of a function that cannot be imported.
+        RewardError: one that some row lacks a column for.
+    """
     config, start_s = node.config, time.monotonic()
     opened = node.link.call(
         Role.REWARD,
@@ -222,6 +228,7 @@ def open_rewards(node: Node) -> dict[str, str]:
     for note in opened.notes:
         log.info("rewards: %s", note)
     node.record.stage("import rewards", start_s)
+    check_columns(data.sources, [function.function for function in config.rewards.functions], opened.required)
     return dict(zip(opened.names, opened.fingerprints, strict=True))
 
 
