@@ -8,6 +8,7 @@ from rollplex.data.stores.base import kind_of
 from rollplex.errors import DataError
 
 Messages: TypeAlias = list[dict[str, object]]
+ROLES = ("system", "user", "assistant", "tool")
 
 
 def checked_prompt(prompt: object) -> str | Messages:
@@ -36,8 +37,9 @@ def _message(value: object, index: int) -> dict[str, object]:
         raise DataError(f"{name} is not an object", got=kind_of(value), needed='{"role": …, "content": …}')
     message = {key: item for key, item in cast("dict[str, object]", value).items() if item is not None}
     role, content = message.get("role"), message.get("content")
-    if not isinstance(role, str) or not role:
-        raise DataError(f"{name} has no role", got=kind_of(role), needed='"system", "user", "assistant" or "tool"')
+    if role not in ROLES:
+        what = f"{name} has {'an unknown' if isinstance(role, str) and role else 'no'} role"
+        raise DataError(what, got=kind_of(role), needed='"system", "user", "assistant" or "tool"')
     if isinstance(content, list):
         message["content"] = [_part(item, f"{name}, part {part}") for part, item in enumerate(content)]
     elif not isinstance(content, str):
