@@ -139,3 +139,15 @@ def test_a_command_that_is_none_is_seen() -> None:
         parsed(["upp", "my.yaml"])
     with pytest.raises(Exception, match="No such option"):
         parsed(["up", "my.yaml", "--dry"])
+
+
+def gpu_settings(page: Path) -> dict[str, Any]:
+    """The page's block of keys for a node on a GPU."""
+    blocks = re.findall(r"^```yaml\n(device: .*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    (found,) = [yaml.safe_load(block) for block in blocks]
+    assert isinstance(found, dict)
+    return found
+
+
+def test_the_quickstart_and_the_readme_run_a_gpu_with_the_same_keys() -> None:
+    assert gpu_settings(DOCS / "quickstart.md") == gpu_settings(ROOT / "README.md")
