@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import os
 import queue
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rollplex.errors import RewardError
 from rollplex.protocol.reward import GroupRewarded, RewardFailed, RewardProblem
 from support.reward_child import TEXTS, Child, numbers, processes_with, wait_until
 
@@ -243,3 +245,26 @@ def test_what_functions_print_is_passed_on_up_to_a_limit_that_processes_share(
     assert "hello" in text
     assert 1 <= text.count("is dropped") <= workers
     assert len(text) < 101_000
+
+
+LIMIT = r"it may have {} bytes of address space \(rewards.memory_limit\)\. Raise rewards.memory_limit, or take it out\."
+
+
+def test_a_limit_too_small_for_the_process_itself_is_named(child: Child, functions: Functions) -> None:
+    path = functions("def f(prompts): return [1] * 3\n")
+    with pytest.raises(RewardError, match="ended while it imported them; got ended .*; " + LIMIT.format(2**20)):
+        child.open((f"{path}:f", 1.0), memory=2**20)
+
+
+def test_a_limit_too_small_for_an_import_is_named(child: Child, functions: Functions) -> None:
+    path = functions("table = bytearray(2**33)\ndef f(prompts): return [1] * 3\n")
+    with pytest.raises(RewardError, match="fails to import; got MemoryError(.|\\n)*\n" + LIMIT.format(2**30)):
+        child.open((f"{path}:f", 1.0), memory=2**30)
+
+
+@pytest.mark.parametrize(("code", "memory"), [("os._exit(1)", 0), ("raise ValueError('bad')", 2**30)])
+def test_where_no_limit_is_to_blame_none_is_named(code: str, memory: int, child: Child, functions: Functions) -> None:
+    path = functions(f"import os\n{code}\ndef f(prompts): return [1] * 3\n")
+    with pytest.raises(RewardError) as caught:
+        child.open((f"{path}:f", 1.0), memory=memory)
+    assert "memory_limit" not in str(caught.value)

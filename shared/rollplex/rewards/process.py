@@ -41,6 +41,9 @@ IMPORT_LIMIT_S = 120.0
 SEND_LIMIT_S = 10.0
 STACK_WAIT_S = 1.5
 _CHUNK_BYTES = 2**16
+_NO_MEMORY = ("MemoryError", "Cannot allocate memory", "cannot allocate memory", "failed to map segment")
+"""How an import says that it got no memory: Python, the operating system, the dynamic linker."""
+_DO_RAISE = "Raise rewards.memory_limit, or take it out."
 
 
 class Cancelled(Exception):  # noqa: N818 - what happened, not an error
@@ -102,12 +105,16 @@ class FunctionProcess:
             self.end()
             raise RewardError(
                 "The process of the reward functions ended while it imported them",
-                got=str(error),
+                got=f"{error}; {self._limited}" if self._limited else str(error),
+                do=_DO_RAISE if self._limited else "",
                 where=self._specs,
             ) from error
         if isinstance(answer, Unusable):
             self.end()
-            raise RewardError(answer.what, got=answer.got, needed=answer.needed, do=answer.do, where=answer.where)
+            got, do = answer.got, answer.do
+            if self._limited and any(sign in got for sign in _NO_MEMORY):
+                got, do = f"{got}\n{self._limited}", do or _DO_RAISE
+            raise RewardError(answer.what, got=got, needed=answer.needed, do=do, where=answer.where)
         assert isinstance(answer, Ready), f"the runner answers Prepare with {answer}"
         return answer
 
@@ -168,6 +175,12 @@ class FunctionProcess:
         self._channel.close()
         for fd in (self._pidfd, self._stack_fd, self._output_fd):
             os.close(fd)
+
+    @property
+    def _limited(self) -> str:
+        """What the process may have, in words; empty: there is no limit."""
+        limit_bytes = self._prepare.memory_limit_bytes
+        return f"it may have {limit_bytes} bytes of address space (rewards.memory_limit)" if limit_bytes else ""
 
     @property
     def _specs(self) -> str:
