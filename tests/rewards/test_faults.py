@@ -268,3 +268,24 @@ def test_where_no_limit_is_to_blame_none_is_named(code: str, memory: int, child:
     with pytest.raises(RewardError) as caught:
         child.open((f"{path}:f", 1.0), memory=memory)
     assert "memory_limit" not in str(caught.value)
+
+
+@pytest.mark.parametrize("apart", ["start_new_session=True", "process_group=0"])
+def test_plain_children_of_a_function_are_ended_and_those_that_left_its_group_are_not(
+    apart: str, child: Child, functions: Functions
+) -> None:
+    path = functions(
+        "import subprocess\n"
+        "def f(prompts):\n"
+        "    plain = subprocess.Popen(['sleep', '60'])\n"
+        f"    own = subprocess.Popen(['sleep', '60'], {apart})\n"
+        "    return [plain.pid, own.pid, 0]\n"
+    )
+    child.open((f"{path}:f", 1.0))
+    plain, own, _ = map(int, numbers(child.rewarded().rewards))
+    child.service.close()
+    try:
+        wait_until(lambda: plain not in processes_with("sleep"))
+        assert own in processes_with("sleep")
+    finally:
+        os.kill(own, signal.SIGKILL)
