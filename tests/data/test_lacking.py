@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rollplex.data.lacking import ColumnTally
+from rollplex.data.lacking import ANSWER, ColumnTally
 from rollplex.protocol.inputs import MAX_COLUMNS, Column
 
 
@@ -44,3 +44,12 @@ def test_of_too_many_columns_nothing_is_said() -> None:
     assert found is not None
     assert len(found) == MAX_COLUMNS
     assert found[0] == Column(name="a", rows=MAX_COLUMNS - 1)
+
+
+def test_rows_with_a_right_answer_are_counted_and_the_first_without_one_is_named() -> None:
+    tally = ColumnTally(lambda number: f"row {number}")
+    tally.add(["answer"], 2, answered=True)
+    assert tally.answers == Column(name=ANSWER, rows=1)
+    tally.add(["answer"], 5, answered=False)
+    tally.add(["answer"], 6, answered=False)
+    assert tally.answers == Column(name=ANSWER, rows=1, place="row 5")

@@ -69,6 +69,8 @@ def test_the_check_says_which_columns_the_good_rows_have(dataset: Dataset, open_
     assert checked.columns[1].place.endswith(":3 (row 2)")
     assert checked.place.endswith(":2 (row 1)")
     assert checked.num_good == 2
+    assert checked.answers is not None
+    assert (checked.answers.rows, checked.answers.place) == (1, checked.place)  # null is a value, but no answer
 
 
 def test_the_check_decodes_nothing_of_whole_files(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ import pytest
 from rollplex.errors import RewardError
 from rollplex.protocol.reward import Form
 from rollplex.rewards.call import Call
+from rollplex.rewards.ready.words import choice, exact
+from rollplex.rewards.ready.words import format as words
 from rollplex.rewards.signature import adapt
 
 
@@ -92,6 +95,39 @@ def test_the_columns_that_every_row_must_have_are_those_that_no_form_and_no_defa
 ) -> None:
     options = {"fixed": 1} if "fixed" in arguments else {}
     assert adapt(made(arguments), form, options).columns == columns
+
+
+@pytest.mark.parametrize(
+    ("arguments", "answer"),
+    [
+        ("completions, ground_truth", False),
+        ("solution_str, ground_truth", True),
+        ("solution_str, ground_truth=None", True),
+        ("solution_str, **kwargs", True),
+        ("solution_str, extra_info", False),
+        ("solution_strs, ground_truths", True),
+        ("solution_strs", False),
+        ("reward_inputs", True),
+    ],
+)
+def test_a_right_answer_is_required_by_every_form_that_gives_it(
+    arguments: str, answer: bool, make_call: Callable[..., Call]
+) -> None:
+    adapted = adapt(made(arguments), Form.AUTO, {})
+    assert adapted.answer is answer
+    if adapted.form is not Form.TRL:  # whose ground_truth is a column as any other
+        with pytest.raises(RewardError, match="no right answer") if answer else nullcontext():
+            adapted.call(make_call({"prompt": "a"}))
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "answer"),
+    [(exact, {}, True), (exact, {"column": "label"}, False), (choice, {}, True), (words, {}, False)],
+)
+def test_ready_made_functions_that_compare_require_a_right_answer(
+    function: Callable[..., Any], options: dict[str, object], answer: bool
+) -> None:
+    assert adapt(function, Form.AUTO, options).answer is answer
 
 
 def test_what_the_options_fix_is_no_mark(make_call: Callable[..., Call]) -> None:

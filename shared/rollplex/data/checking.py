@@ -12,6 +12,7 @@ from collections.abc import Callable
 import msgspec
 from msgspec import Struct
 
+from rollplex.data.columns import answer_in
 from rollplex.data.images import Header, ImageFolder
 from rollplex.data.media import Embedded, Footage, Place, Video
 from rollplex.data.patches import Grid, image_grid, video_grid
@@ -39,6 +40,8 @@ class RowFacts(Struct, frozen=True, kw_only=True):
     """<image>, <video>: marks that stand in the prompt as text, because the row has no media of that kind."""
     columns: tuple[str, ...] = ()
     """Names of those that reward functions get."""
+    answered: bool = False
+    """It has a right answer, where reward functions look for it."""
     identity: bytes
     """16 bytes: the same for rows with the same prompt and the same media."""
 
@@ -113,6 +116,7 @@ class RowChecker:
             videos=tuple(videos),
             literal=tuple(f"<{kind}>" for kind, media in kinds if not media and marks_in(row.prompt, kind)),
             columns=tuple(row.columns),
+            answered=answer_in(row.columns) is not None,
             identity=digest.digest(),
         )
         return (

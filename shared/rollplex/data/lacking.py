@@ -1,4 +1,4 @@
-"""Which columns the good rows of a dataset have, and the first row that lacks one: gathered row by row. Pure."""
+"""Which columns, and right answers, the good rows have, and the first row that lacks one: gathered row by row. Pure."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 from rollplex.protocol.inputs import MAX_COLUMNS, Column
 
 MAX_NAME_CHARS = 256
+ANSWER = "right answer"
 
 
 class ColumnTally:
@@ -25,9 +26,20 @@ class ColumnTally:
         self._everywhere: tuple[str, ...] = ()
         """Columns that all rows so far have: the only ones that a row can be the first to lack."""
         self._too_many = False
+        self._answered = 0
+        self._unanswered: int | None = None
+        """The first row without a right answer."""
 
-    def add(self, columns: Collection[str], number: int) -> None:
-        """Take in the columns of one good row; rows come in ascending order."""
+    def add(self, columns: Collection[str], number: int, *, answered: bool = False) -> None:
+        """Take in one good row; rows come in ascending order.
+
+        Args:
+            columns: those that it has.
+            answered: whether it has a right answer.
+        """
+        self._answered += answered
+        if not answered and self._unanswered is None:
+            self._unanswered = number
         if self._too_many:
             return
         names = {name for name in columns if name.isidentifier() and len(name) <= MAX_NAME_CHARS}
@@ -55,6 +67,14 @@ class ColumnTally:
         if self._too_many:
             return None
         return tuple(
-            Column(name=name, rows=rows, place=self._where(self._lacks[name]) if name in self._lacks else "")
+            Column(name=name, rows=rows, place=self._place(self._lacks.get(name)))
             for name, rows in sorted(self._rows.items())
         )
+
+    @property
+    def answers(self) -> Column:
+        """The right answers, as if they were a column."""
+        return Column(name=ANSWER, rows=self._answered, place=self._place(self._unanswered))
+
+    def _place(self, number: int | None) -> str:
+        return "" if number is None else self._where(number)

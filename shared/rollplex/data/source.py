@@ -74,7 +74,7 @@ class Source:
                 facts = self._checker.check(number, digest.update)
                 self._tokens[number], self._media_rows[number] = facts.tokens, facts.media_rows
                 noticed.add(facts, number)
-                tally.add(facts.columns, number)
+                tally.add(facts.columns, number, answered=facts.answered)
             except DataError as error:
                 if not self._source.skip_bad_rows:
                     raise
@@ -139,6 +139,7 @@ class Source:
             max_media_tokens=most_rows // self._rules.image.merge**2,
             warnings=tuple(warnings),
             columns=tally.columns(),
+            answers=tally.answers,
             place=tally.place,
         )
 

@@ -112,6 +112,8 @@ class SourceChecked(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """What is odd about the rows, and not an error; a sentence for each kind."""
     columns: Annotated[tuple[Column, ...], Meta(max_length=MAX_COLUMNS)] | None = None
     """Every one that a good row has and that can be an argument's name. None: not known, or too many."""
+    answers: Column | None = None
+    """The rows with a right answer (reward_model.ground_truth, ground_truth, answer or solution), null being none."""
     place: Text = ""
     """The first good row, as errors name it."""
 

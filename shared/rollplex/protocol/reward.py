@@ -63,6 +63,8 @@ class RequiredColumns(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """The columns without which a function cannot be called for a row."""
 
     names: Annotated[tuple[Name, ...], Meta(max_length=4_096)] = ()
+    answer: bool = False
+    """A right answer, in whichever column it is."""
 
 
 # reward -> coordinator

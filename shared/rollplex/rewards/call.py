@@ -1,6 +1,6 @@
 """What one call of a reward function is about: a group's row, its completions and how they ended.
 
-Owns where the right answer of a row is looked for. Does not know in which form a function wants all this.
+Does not know in which form a function wants all this.
 """
 
 from __future__ import annotations
@@ -10,11 +10,8 @@ import numbers
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rollplex.data.columns import columns_of
+from rollplex.data.columns import ANSWER_PLACES, answer_in, columns_of
 from rollplex.errors import RewardError
-
-ANSWER_COLUMNS = ("ground_truth", "answer", "solution")
-"""Where the right answer is, in this order; before all of them reward_model.ground_truth, verl's place."""
 
 
 @dataclass(kw_only=True)
@@ -78,14 +75,7 @@ def answer_of(row: Mapping[str, object]) -> object:
     Raises:
         RewardError: it has none.
     """
-    model = row.get("reward_model")
-    if isinstance(model, Mapping) and model.get("ground_truth") is not None:
-        return model["ground_truth"]
-    for name in ANSWER_COLUMNS:
-        if row.get(name) is not None:  # tables have every column, with null where a row has nothing
-            return row[name]
-    raise RewardError(
-        "The row has no right answer",
-        got=f"columns {sorted(columns_of(row))}",
-        needed=f"reward_model.ground_truth, or one of {', '.join(ANSWER_COLUMNS)}",
-    )
+    answer = answer_in(row)
+    if answer is None:
+        raise RewardError("The row has no right answer", got=f"columns {sorted(columns_of(row))}", needed=ANSWER_PLACES)
+    return answer

@@ -82,7 +82,9 @@ class Runner:
                 taken=tuple(taken),
                 images=any(adapted.images for adapted in self._functions),
                 fingerprints=tuple(fingerprints),
-                required=tuple(RequiredColumns(names=adapted.columns) for adapted in self._functions),
+                required=tuple(
+                    RequiredColumns(names=adapted.columns, answer=adapted.answer) for adapted in self._functions
+                ),
             )
         )
 

@@ -44,6 +44,7 @@ class Adapted:
         why: the arguments by which the form was told, in words.
         images: whether it asks for decoded images.
         columns: those that every row must have.
+        answer: whether every row must have a right answer.
     """
 
     form: Form
@@ -52,6 +53,7 @@ class Adapted:
     why: str
     images: bool
     columns: tuple[str, ...]
+    answer: bool
 
 
 def adapt(function: Callable[..., object], wanted: Form, options: Mapping[str, object]) -> Adapted:
@@ -75,7 +77,22 @@ def adapt(function: Callable[..., object], wanted: Form, options: Mapping[str, o
         why=f"{why}; arguments ({arguments.shown})",
         images=form is Form.TRL and trl.IMAGES in arguments.names,
         columns=trl.columns(arguments) if form is Form.TRL else (),
+        answer=_needs_answer(function, form, arguments, options),
     )
+
+
+def _needs_answer(
+    function: Callable[..., object], form: Form, arguments: Arguments, options: Mapping[str, object]
+) -> bool:
+    """By its form; in TRL's a function may say it itself (`ready.texts.keeps`)."""
+    match form:
+        case Form.VERL:
+            return verl.needs_answer(arguments)
+        case Form.EASYR1:
+            return True
+        case _:
+            column = getattr(function, "reward_answer", "")
+            return bool(column) and not options.get(column)
 
 
 def _told(arguments: Arguments) -> tuple[Form, str]:

@@ -29,6 +29,11 @@ _PLURAL = {
 }
 
 
+def needs_answer(arguments: Arguments) -> bool:
+    """Whether the function gets the right answer, so that a row without one is an error."""
+    return arguments.takes(_PLURAL["ground_truth"] if MANY in arguments.names else "ground_truth")
+
+
 def bind(function: Callable[..., object], arguments: Arguments) -> Callable[[Call], object]:
     """The function as a function of a call that returns a list, one entry for each completion.
 

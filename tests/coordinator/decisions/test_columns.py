@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from rollplex.errors import RewardError
 from rollplex.protocol.inputs import Column, SourceChecked
@@ -101,3 +102,18 @@ def test_of_many_columns_a_few_are_shown() -> None:
     said = refused(source(*many), names=("answer",))
     assert "c19, …. Mend" in said
     assert "c20" not in said
+
+
+def test_a_right_answer_that_a_row_lacks_is_refused_where_a_function_requires_one() -> None:
+    some = replace(source(), answers=Column(name="right answer", rows=7, place="rows.jsonl:4 (row 3)"))
+    check_columns([some], FUNCTIONS, requires())
+    check_columns([source()], FUNCTIONS, (RequiredColumns(answer=True),))
+    whole = replace(some, answers=Column(name="right answer", rows=9))
+    check_columns([whole], FUNCTIONS, (RequiredColumns(answer=True),))
+    with pytest.raises(RewardError) as caught:
+        check_columns([some], FUNCTIONS, (RequiredColumns(answer=True),))
+    assert str(caught.value) == (
+        "rows.jsonl:4 (row 3): A reward function requires the right answer, which rows lack; "
+        "got rewards.py:free; 2 of the 9 rows of 'train' lack it, this one first; "
+        "needed reward_model.ground_truth, or one of ground_truth, answer, solution, and not null. Mend the rows."
+    )

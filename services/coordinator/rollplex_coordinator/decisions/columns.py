@@ -1,9 +1,10 @@
-"""Whether every row has the columns that the reward functions require. Pure."""
+"""Whether every row has the columns, and the right answer, that the reward functions require. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rollplex.data.columns import ANSWER_PLACES
 from rollplex.errors import RewardError
 from rollplex.protocol.inputs import Column, SourceChecked
 from rollplex.protocol.reward import RequiredColumns
@@ -22,10 +23,12 @@ def check_columns(
         required: what each of them requires; empty: not known.
 
     Raises:
-        RewardError: a row lacks a column; names function, argument, dataset and the first such row.
+        RewardError: a row lacks a column or an answer; names function, argument, dataset and the first such row.
     """
     for function, columns in zip(functions, required, strict=False):
         for source in sources:
+            if columns.answer and source.answers is not None and source.answers.rows < source.num_good:
+                raise _unanswered(function, source.answers, source)
             if source.columns is None:
                 continue
             found = {column.name: column for column in source.columns}
@@ -35,16 +38,30 @@ def check_columns(
                     raise _lacking(function, column, source)
 
 
+def _unanswered(function: str, answers: Column, source: SourceChecked) -> RewardError:
+    return RewardError(
+        "A reward function requires the right answer, which rows lack",
+        got=f"{function}; {_counted(answers, source)}",
+        needed=f"{ANSWER_PLACES}, and not null",
+        do="Mend the rows.",
+        where=answers.place,
+    )
+
+
+def _counted(column: Column, source: SourceChecked) -> str:
+    lacking = source.num_good - column.rows
+    verb = "lacks" if lacking == 1 else "lack"
+    return f"{lacking} of the {source.num_good} rows of {source.name!r} {verb} it, this one first"
+
+
 def _lacking(function: str, column: Column, source: SourceChecked) -> RewardError:
-    lacking, rows = source.num_good - column.rows, source.num_good
-    everywhere = [other.name for other in source.columns or () if other.rows == rows]
+    everywhere = [other.name for other in source.columns or () if other.rows == source.num_good]
     shown = ", ".join(everywhere[:MAX_NAMED]) + (", …" if len(everywhere) > MAX_NAMED else "")
     close = closest(column.name, [*everywhere, "prompts", "completions", "completion_ids"])
     meant = f"Did you mean {close}? Otherwise mend" if close else "Mend"
     return RewardError(
         "A reward function requires a column that rows lack",
-        got=f"argument {column.name!r} of {function}; {lacking} of the {rows} rows of {source.name!r} "
-        f"{'lacks' if lacking == 1 else 'lack'} it, this one first",
+        got=f"argument {column.name!r} of {function}; {_counted(column, source)}",
         needed=f"a column that every row has: {shown or 'there is none'}",
         do=f"{meant} the rows, or give the argument a default, or a value in rewards.functions.options.",
         where=column.place,

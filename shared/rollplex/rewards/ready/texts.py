@@ -19,10 +19,14 @@ _FunctionT = TypeVar("_FunctionT", bound=Callable[..., object])
 
 
 def keeps(*names: str) -> Callable[[_FunctionT], _FunctionT]:
-    """Mark arguments as options: no column of a dataset is ever given for them."""
+    """Mark arguments as options: no column of a dataset is ever given for them.
+
+    One that is called "column" names where the right answer is; without it, it must be in one of the usual places.
+    """
 
     def mark(function: _FunctionT) -> _FunctionT:
         function.reward_options = names  # type: ignore[attr-defined] # functions take attributes
+        function.reward_answer = "column" if "column" in names else ""  # type: ignore[attr-defined]
         return function
 
     return mark
