@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -254,15 +255,24 @@ def test_the_reward_child_gets_functions_weights_and_limits_and_says_how_it_take
     assert said[-2:] == ["rewards: right is TRL's", "rewards: short too"]
 
 
-def test_a_column_that_a_function_requires_and_a_row_lacks_is_refused(make_loading: Callable[..., Loading]) -> None:
-    loading = make_loading(rewards={"functions": [{"function": "a.py:right"}, {"function": "b:short"}]})
+@pytest.mark.parametrize("on_error", ["fail", "skip_group"])
+def test_a_column_that_a_function_requires_and_a_row_lacks_is_refused_or_told(
+    make_loading: Callable[..., Loading], caplog: pytest.LogCaptureFixture, on_error: str
+) -> None:
+    functions = [{"function": "a.py:right"}, {"function": "b:short"}]
+    loading = make_loading(rewards={"functions": functions, "on_error": on_error})
     required = (RequiredColumns(), RequiredColumns(names=("solution",)))
     loading.workers.answers[OpenRewards] = lambda m: [
         RewardsOpened(cause=m.cause, names=("right", "short"), fingerprints=("a", "b"), required=required)
     ]
     data = data_of(loading.config)
     with_columns = replace(data, sources=(replace(data.sources[0], columns=(), place="f:1"),))
-    with pytest.raises(RewardError, match=r"^f:1: .*argument 'solution' of b:short"):
+    expected = r"f:1: .*argument 'solution' of b:short"
+    if on_error == "skip_group":
+        assert open_rewards(loading, with_columns)  # type: ignore[arg-type] # a Loading has what is used of a Node
+        assert re.search(f"groups of such rows will be left out: {expected}", caplog.text)
+        return
+    with pytest.raises(RewardError, match=f"^{expected}"):
         open_rewards(loading, with_columns)  # type: ignore[arg-type] # a Loading has what is used of a Node
 
 

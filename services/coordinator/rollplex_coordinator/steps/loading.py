@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from msgspec import Struct, structs
 
 from rollplex.config import wire
-from rollplex.errors import ModelError, StaleWeightsError
+from rollplex.errors import ModelError, RewardError, StaleWeightsError
 from rollplex.journal.events import ServiceReady, WeightsLoaded
 from rollplex.protocol.common import Device, Kind, Loaded, Role
 from rollplex.protocol.inputs import DataChecked, OpenData
@@ -207,7 +207,7 @@ def open_rewards(node: Node, data: DataChecked) -> dict[str, str]:
 
     Raises:
         WorkerFailed: carries the RewardError of a function that cannot be imported.
-        RewardError: one that some row lacks a column for.
+        RewardError: one that some row lacks a column for, where an error of a function ends the run.
     """
     config, start_s = node.config, time.monotonic()
     opened = node.link.call(
@@ -228,7 +228,12 @@ def open_rewards(node: Node, data: DataChecked) -> dict[str, str]:
     for note in opened.notes:
         log.info("rewards: %s", note)
     node.record.stage("import rewards", start_s)
-    check_columns(data.sources, [function.function for function in config.rewards.functions], opened.required)
+    try:
+        check_columns(data.sources, [function.function for function in config.rewards.functions], opened.required)
+    except RewardError as error:
+        if config.rewards.on_error == "fail":
+            raise
+        log.warning("rewards: groups of such rows will be left out: %s", error)
     return dict(zip(opened.names, opened.fingerprints, strict=True))
 
 
