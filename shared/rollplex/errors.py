@@ -10,6 +10,7 @@
     ├── StaleWeightsError    weights of another version, in the middle of an update, or poisoned
     ├── ModelError           a model folder or architecture that cannot be loaded
     ├── EngineError          the rollout engine broke its contract
+    │   └── DivergedError    the model's numbers are not finite any more
     ├── UpdateError          gradients or weights that may not be committed
     ├── CheckpointError      a checkpoint that cannot be written or read
     ├── JournalError         the journal cannot be opened, written or read

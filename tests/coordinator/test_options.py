@@ -47,7 +47,8 @@ def test_a_resumption_is_from_the_newest_checkpoint_or_from_one() -> None:
     ("argv", "said"),
     [
         ([], "--config, --run-dir"),
-        ([*GIVEN, "--iterations", "-1"], "at least 0; got -1"),
+        ([*GIVEN, "--iterations", "-1"], "0 to 2147483647; got -1"),
+        ([*GIVEN, "--iterations", "2147483648"], "0 to 2147483647; got 2147483648"),
         ([*GIVEN, "--iterations", "many"], "invalid int value: 'many'"),
         ([*GIVEN, "--sevre"], "unrecognized arguments: --sevre"),
         ([*GIVEN, "--accept", "run.seed"], "it needs --resume"),

@@ -77,7 +77,8 @@ def build(
     grads = {} if gradients is None else hf_views(gradients, gradient_table(table))
     _point(model, hf_views(views, table), grads, folder)
     if not plain:
-        head: Any = OutputLayer(model.lm_head.weight)
+        old: Any = model.lm_head
+        head: Any = OutputLayer(old.weight)
         model.lm_head = head
     make_ready(model, next(iter(views.values())).device, plain=plain)
     if not plain and (runs_fused(next(iter(views.values()))) if fused is None else fused):
