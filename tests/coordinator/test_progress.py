@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,8 @@ import pytest
 
 from rollplex.protocol.common import Role
 from rollplex.terminal.screen import Screen
+from rollplex_coordinator import progress as progress_module
+from rollplex_coordinator import saying
 from rollplex_coordinator.http.views import BudgetView, ServiceView, StatusView, WaitView
 from rollplex_coordinator.progress import MANY, Progress, TableProgress, make_progress
 from rollplex_coordinator.saying import log_to_terminal, say
@@ -128,6 +131,30 @@ def test_on_a_terminal_iterations_are_a_table_and_all_else_is_lines_above_it(
     assert "0.250" in table["reward"]
     assert "50% of prefix time hidden" in "".join(lines)
     assert "generate groups 0-3" in table["waiting"]
+
+
+@pytest.mark.parametrize("lost_at", ["turn", "stop"])
+def test_a_terminal_that_is_gone_is_not_drawn_on_again(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch, lost_at: str
+) -> None:
+    told = saying.Terminal()
+    monkeypatch.setattr(progress_module, "TERMINAL", told)
+    monkeypatch.setattr(sys, "stderr", sys.stderr)
+    screen = Screen(terminal.stream)
+    progress = TableProgress(screen, Run().look)
+    progress.turn()
+
+    def gone(_view: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(screen, "show", gone)
+    monkeypatch.setattr(screen, "due", lambda: True)
+    progress.turn() if lost_at == "turn" else progress.stop()
+    assert told.lost
+    assert not screen.drawn
+    progress.stop()
+    assert told._nowhere is not None
+    told._nowhere.close()
 
 
 def test_turns_between_two_drawings_do_not_even_look(terminal: Terminal) -> None:

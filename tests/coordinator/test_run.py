@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 import socket
 from collections.abc import Callable
@@ -76,6 +77,22 @@ def test_a_model_that_no_run_could_start_from_is_refused_before_anything_starts(
     assert run(options, Signals(read_fd=-1, write_fd=-1, received=[])) == EXIT_ERROR
     assert says in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def test_too_few_files_are_refused_before_anything_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 64))
+    options = Options(
+        config=tmp_path / "none.yaml",
+        run_dir=tmp_path / "run",
+        iterations=1,
+        serve=False,
+        external_workers=False,
+        die_with_parent=False,
+    )
+    assert run(options, Signals(read_fd=-1, write_fd=-1, received=[])) == EXIT_CONFIG
+    assert "may not hold enough files open; got at most 64" in capsys.readouterr().err
 
 
 def test_a_resumption_that_ends_before_anything_starts_leaves_records_and_checkpoints_as_they_were(

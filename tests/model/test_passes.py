@@ -113,6 +113,17 @@ def test_a_response_of_one_token_needs_no_layer(kit: Any) -> None:
     assert torch.allclose(out.logprobs[3], full, atol=1e-5)
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_decoding_in_half_precision_rounds_no_logit(kit: Any, tied: bool) -> None:
+    store = kit.shared_store(tied=tied, dtype="bfloat16")
+    state = prefix_forward(store.model, kit.batch(samples_of(kit)), grad=False)
+    decoder = Decoder(store.model, state, 2, 2)
+    first = decoder.first_logits()
+    exact = state.last_hidden.double() @ store.model.lm_head.weight.double().t()
+    assert first.dtype == decoder.step(torch.zeros(6, dtype=torch.int64)).dtype == torch.float32
+    assert torch.allclose(first.double(), exact.repeat_interleave(2, 0), rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("name", ["tiny", "gpu"])
 def test_decoding_gives_the_log_probabilities_of_the_suffix_pass(kit: Any, name: str, temperature: float) -> None:
