@@ -13,7 +13,7 @@ from rollplex.errors import EngineError, ModelError, SegmentError
 from rollplex.layout.parameters import ParameterTable
 from rollplex.memory.tensors import require_mapped, views
 from rollplex.model.head import output_logits
-from rollplex_rollout.sglang.aliasing import alias, copy, named, never_sample, renew, require_copies, widen
+from rollplex_rollout.sglang.aliasing import alias, copy, named, never_sample, own_logits, renew, require_copies
 from rollplex_rollout.sglang.places import whole
 
 if TYPE_CHECKING:
@@ -119,8 +119,8 @@ class Logits(nn.Module):
 class Makes(nn.Module):
     """Makes logits where SGLang's LogitsProcessor does."""
 
-    def forward(self, hidden: Tensor, head: nn.Module, bias: Tensor | None = None) -> Tensor:
-        return self._compute_lm_head(hidden, head, bias)
+    def forward(self, hidden: Tensor, head: nn.Module, bias: Tensor | None = None) -> Any:
+        return SimpleNamespace(next_token_logits=self._compute_lm_head(hidden, head, bias))
 
     def _compute_lm_head(self, hidden: Tensor, head: Any, bias: Tensor | None = None) -> Tensor:
         made: Tensor = hidden @ head.weight.t()
@@ -130,18 +130,21 @@ class Makes(nn.Module):
 def test_logits_are_the_trainers_and_not_rounded_to_the_dtype_of_the_weights() -> None:
     module, head = Makes(), nn.Linear(6, 11, bias=False, dtype=torch.bfloat16)
     hidden = torch.randn(3, 6).bfloat16()
-    rounded = module(hidden, head)
-    widen(module)
+    rounded = module(hidden, head).next_token_logits.float()
+    own_logits(module, never_sampled=(1, 3), vocab=11, device=torch.device("cpu"))
     with torch.inference_mode():
-        assert torch.equal(module(hidden, head), output_logits(hidden, head.weight))
-        assert not torch.equal(module(hidden, head), rounded.float())
+        made = module(hidden, head).next_token_logits
+        assert torch.isneginf(made[:, [1, 3]]).all()
+        others = [id_ for id_ in range(11) if id_ not in {1, 3}]
+        assert torch.equal(made[:, others], output_logits(hidden, head.weight)[:, others])
+        assert not torch.equal(made[:, others], rounded[:, others])
         with pytest.raises(EngineError, match="output layer has a bias"):
             module(hidden, head, torch.zeros(11))
 
 
 def test_a_module_that_makes_no_logits_that_way_is_refused() -> None:
     with pytest.raises(EngineError, match="no _compute_lm_head"):
-        widen(Logits())
+        own_logits(Logits(), never_sampled=(), vocab=5, device=torch.device("cpu"))
 
 
 def test_ids_that_are_never_sampled_are_outside_the_softmax() -> None:

@@ -131,6 +131,17 @@ def require_same(places: Places, found: MappingOf[str, tuple[tuple[int, ...], to
         )
 
 
+def own_logits(logits_processor: Any, *, never_sampled: Sequence[int], vocab: int, device: torch.device) -> None:
+    """Let logits be those of the one definition of log-probability: made as the trainer makes them, without the ids
+    that are never sampled.
+
+    Raises:
+        EngineError: SGLang is not built as 0.5.17 is.
+    """
+    widen(logits_processor)
+    never_sample(logits_processor, never_sampled, vocab, device)
+
+
 def widen(logits_processor: Any) -> None:
     """Make logits as the trainer does: float32, from half-precision weights too. SGLang's own option for it copies the
     whole output layer to float32 at every step.

@@ -22,7 +22,7 @@ from rollplex.errors import EngineError, ModelError, RollplexError
 from rollplex.memory.tensors import DTYPES
 from rollplex.protocol.common import Memory
 from rollplex_rollout.sglang import tower, wire
-from rollplex_rollout.sglang.aliasing import alias, copy, named, never_sample, widen
+from rollplex_rollout.sglang.aliasing import alias, copy, named, own_logits
 from rollplex_rollout.sglang.pixels import Pixels
 from rollplex_rollout.sglang.serving import Taken, WeightsServer, take
 from rollplex_rollout.sglang.shares import limit_decoding
@@ -63,10 +63,9 @@ class MappedLoader(BaseModelLoader):  # type: ignore[misc]
         offsets = (copy if offer.own_weights else alias)(model, taken.mapping, taken.places)
         where = next(model.parameters()).device
         logits = model.get_submodule("logits_processor")
-        widen(logits)
         if offer.parallel.rollout > 1:
             gather_plainly(logits)
-        never_sample(logits, offer.never_sampled, taken.shape.vocab, where)
+        own_logits(logits, never_sampled=offer.never_sampled, vocab=taken.shape.vocab, device=where)
         return model.eval(), offsets
 
 
