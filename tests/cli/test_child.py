@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from rollplex.cli.child import run_child
-from rollplex.cli.signals import STOP_SIGNALS
 from rollplex.errors import RollplexError, ServiceDied
+from rollplex.stop_signals import STOP_SIGNALS
 
 Program = Callable[[str], list[str]]
 

@@ -12,7 +12,7 @@ import pytest
 
 from rollplex.cli.app import run
 from rollplex.cli.resume import meant
-from rollplex.cli.signals import STOP_SIGNALS
+from rollplex.stop_signals import STOP_SIGNALS
 
 
 class _ExecError(Exception):

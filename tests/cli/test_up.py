@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from rollplex.cli.app import run
-from rollplex.cli.signals import STOP_SIGNALS
 from rollplex.config import load
 from rollplex.protocol.claim import claim
+from rollplex.stop_signals import STOP_SIGNALS
 
 
 class _ExecError(Exception):

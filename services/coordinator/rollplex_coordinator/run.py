@@ -4,8 +4,8 @@
                                                                             │ ▲
                                                           iteration, evaluation, checkpoint, idle
 
-Owns the order of these and the exit code: 0 done, or stopped by SIGTERM or HTTP; 130 stopped by SIGINT; 1 an error; 2
-a configuration that cannot run.
+Owns the order of these and the exit code: 0 done, or stopped by SIGTERM, SIGHUP or HTTP; 130 stopped by SIGINT; 1 an
+error; 2 a configuration that cannot run.
 """
 
 from __future__ import annotations

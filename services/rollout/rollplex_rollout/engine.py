@@ -29,7 +29,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from rollplex.errors import EngineError
+from rollplex.errors import DivergedError, EngineError
 from rollplex.layout.parallel.plan import DevicePlan
 from rollplex.layout.parameters import ParameterTable
 from rollplex.layout.shape import ModelShape
@@ -229,7 +229,8 @@ class Engine(Protocol):
                 cannot tell does not call it.
 
         Raises:
-            EngineError: the unit cannot be sampled, or the model's logits are not finite.
+            EngineError: the unit cannot be sampled.
+            DivergedError: the model's logits are not finite.
         """
         ...
 
@@ -241,6 +242,18 @@ class Engine(Protocol):
     def close(self) -> None:
         """Give back the model and every view of the weights; the engine is not used afterwards."""
         ...
+
+
+def diverged(got: str, where: str = "") -> DivergedError:
+    """What an engine raises that cannot sample because logits are not finite."""
+    return DivergedError(
+        "The model's logits are not finite",
+        got=got,
+        needed="numbers",
+        do="Look at gradient norm and loss of the last iterations, and go on from a checkpoint before them with a "
+        "lower optimizer.lr.",
+        where=where,
+    )
 
 
 EngineFactory: TypeAlias = Callable[[Setup], Engine]

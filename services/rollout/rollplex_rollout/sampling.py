@@ -24,7 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rollplex.errors import DivergedError, EngineError
+from rollplex.errors import EngineError
+from rollplex_rollout.engine import diverged
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,13 +71,7 @@ def draw(logits: Tensor, uniforms: Tensor, rule: Rule) -> Tensor:
     greatest, greedy = masked.max(dim=-1, keepdim=True)
     if not bool(greatest.isfinite().all()):  # a NaN or +inf anywhere in the row is its maximum
         bad = (~greatest.isfinite()).nonzero()[:8, 0].tolist()
-        raise DivergedError(
-            "The model's logits are not finite",
-            got=f"samples {bad} of a batch (at most 8 are named)",
-            needed="numbers",
-            do="Look at gradient norm and loss of the last iterations, and go on from a checkpoint before them with a "
-            "lower optimizer.lr.",
-        )
+        raise diverged(f"samples {bad} of a batch (at most 8 are named)")
     if rule.temperature == 0.0:
         return greedy.squeeze(-1)
     weights = ((masked - greatest) / rule.temperature).exp()

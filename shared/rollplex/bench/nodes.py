@@ -12,10 +12,10 @@ from rollplex.bench.machine import OtherPrograms
 from rollplex.bench.measure import measure, read_metrics
 from rollplex.bench.rows import Mode, Row
 from rollplex.cli.child import run_child
-from rollplex.cli.signals import EXIT_INTERRUPTED
 from rollplex.cli.start import Prepared, coordinator_command, prepare
 from rollplex.config.environment import child_environment
 from rollplex.errors import ConfigError, RollplexError
+from rollplex.stop_signals import EXIT_INTERRUPTED
 
 EXIT_CONFIG = 2
 FIXED = (

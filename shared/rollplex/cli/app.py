@@ -1,7 +1,7 @@
 """The commands and their arguments, and the outer loop: an error is one line on the standard error, never a traceback.
 
-Exit codes: 0 done or stopped by SIGTERM or HTTP; 1 the run failed; 2 the configuration or the command line is wrong;
-130 interrupted.
+Exit codes: 0 done or stopped by SIGTERM, SIGHUP or HTTP; 1 the run failed; 2 the configuration or the command line is
+wrong; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -76,11 +76,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         return _error(error, EXIT_CONFIG)
     except (RollplexError, OSError) as error:
-        return _error(error if here() else _nowhere(), EXIT_FAILED)
+        return _error(error if _here() else _nowhere(), EXIT_FAILED)
     return 0
 
 
-def here() -> bool:
+def _here() -> bool:
     """Whether the folder that this process was started in is there."""
     try:
         Path.cwd()

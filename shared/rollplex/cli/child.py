@@ -8,8 +8,9 @@ import time
 from collections.abc import Mapping, Sequence
 from types import FrameType
 
-from rollplex.cli.signals import STOP_SIGNALS, hold_back, let_through
+from rollplex.cli.signals import hold_back, let_through
 from rollplex.errors import RollplexError, ServiceDied
+from rollplex.stop_signals import STOP_SIGNALS, to_take
 
 _POLL_S = 0.5
 
@@ -62,9 +63,8 @@ def _wait(process: subprocess.Popen[bytes], grace_s: float) -> int:
         kill_at.append(time.monotonic() + grace_s)
         process.send_signal(number)
 
-    for number in STOP_SIGNALS:
-        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, forward)
+    for number in to_take():
+        signal.signal(number, forward)
     let_through()
     while True:
         try:

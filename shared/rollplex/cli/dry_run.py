@@ -11,12 +11,12 @@ from pathlib import Path
 from types import FrameType
 
 from rollplex.cli.child import run_child
-from rollplex.cli.signals import EXIT_INTERRUPTED, STOP_SIGNALS
 from rollplex.cli.start import Prepared, coordinator_command, prepare
 from rollplex.config.environment import child_environment
 from rollplex.errors import ConfigError
 from rollplex.protocol.claim import holder_of
 from rollplex.protocol.rundir import RunDir, check_path
+from rollplex.stop_signals import EXIT_INTERRUPTED, to_take
 
 LOG_LINES = 10
 _FAILED = 1
@@ -86,7 +86,7 @@ def _signals_noted() -> Iterator[list[int]]:
     def note(number: int, _frame: FrameType | None) -> None:
         received.append(number)
 
-    before = {number: signal.signal(number, note) for number in STOP_SIGNALS}
+    before = {number: signal.signal(number, note) for number in to_take()}
     try:
         yield received
     finally:

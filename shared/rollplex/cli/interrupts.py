@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM where something must be put right before the end: a terminal without cursor, for one."""
+"""SIGINT, SIGTERM and SIGHUP where something must be put right before the end: a terminal without cursor, for one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from rollplex.cli.signals import EXIT_INTERRUPTED, STOP_SIGNALS
+from rollplex.stop_signals import EXIT_INTERRUPTED, STOP_SIGNALS, to_take
 
 
 class Interrupted(BaseException):
@@ -30,7 +30,7 @@ def interruptible() -> Iterator[None]:
             signal.signal(each, signal.SIG_IGN)
         raise Interrupted(number)
 
-    before = {number: signal.signal(number, interrupt) for number in STOP_SIGNALS}
+    before = {number: signal.signal(number, interrupt) for number in to_take()}
     try:
         yield
     finally:

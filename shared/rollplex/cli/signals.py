@@ -14,8 +14,7 @@ import os
 import signal
 from types import FrameType
 
-EXIT_INTERRUPTED = 130
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+from rollplex.stop_signals import EXIT_INTERRUPTED, STOP_SIGNALS, to_take
 
 
 def end_quietly() -> None:
@@ -24,9 +23,8 @@ def end_quietly() -> None:
 
     For the time before anything is started that would need an orderly end. Main thread only.
     """
-    for number in STOP_SIGNALS:
-        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _end)
+    for number in to_take():
+        signal.signal(number, _end)
     let_through()
 
 

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 TRAIN = "train"
 """The name of the training data among the data sources; evaluations may not take it."""
 SGLANG_DEVICES = frozenset({"cuda"})
+"""What SGLang runs on. Tests add the host, where it runs on stand-ins for its kernels."""
 SGLANG_COLDEST = 1e-6
 """The lowest temperature that SGLang divides by."""
-"""What SGLang runs on. Tests add the host, where it runs on stand-ins for its kernels."""
 
 
 def check(config: Config) -> None:

@@ -99,7 +99,7 @@ def _try_connect(options: WorkerOptions, give_up: Callable[[], bool]) -> tuple[R
 
 
 def _await_answer(stream: socket.socket, give_up: Callable[[], bool]) -> None:
-    """On the one stream, however long it takes: who closed it and came again would have joined, and died."""
+    """A coordinator that is busy is not given up before `give_up` says so, whatever a frame may take."""
     poll = select.poll()
     poll.register(stream.fileno(), select.POLLIN)
     while not poll.poll(RETRY_S * 1000):

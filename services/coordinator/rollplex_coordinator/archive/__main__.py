@@ -12,8 +12,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from rollplex.cli.signals import STOP_SIGNALS, hold_back
+from rollplex.cli.signals import hold_back
 from rollplex.errors import ConfigError, RollplexError
+from rollplex.stop_signals import to_take
 from rollplex_coordinator.http.listening import listen
 from rollplex_coordinator.http.token import create_or_read
 
@@ -64,7 +65,7 @@ def serve(runs_dir: Path, port: int) -> None:
             server.start()
             sys.stdout.write(f"{server.url} shows the runs of {runs_dir}\ntoken: {token}\nCtrl-C ends it.\n")
             sys.stdout.flush()
-            signal.sigwait(STOP_SIGNALS)
+            signal.sigwait(to_take())
         finally:
             server.stop()
 

@@ -13,8 +13,7 @@ from contextlib import suppress
 
 from msgspec import Struct
 
-EXIT_INTERRUPTED = 130
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+from rollplex.stop_signals import EXIT_INTERRUPTED, STOP_SIGNALS, to_take
 
 
 class StopRun(Exception):  # noqa: N818 - a request, not an error
@@ -49,9 +48,8 @@ class Signals(Struct, kw_only=True):
             if len(signals.received) > 1:
                 signals.escalate()
 
-        for signum in STOP_SIGNALS:
-            if signum != signal.SIGHUP or signal.getsignal(signum) is not signal.SIG_IGN:
-                signal.signal(signum, note)
+        for signum in to_take():
+            signal.signal(signum, note)
         signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
         # Whoever started us holds them back until here, so that Python's own start is not interrupted (cli/signals.py).
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)

@@ -34,6 +34,7 @@ from rollplex.protocol.common import Device, Role
 from rollplex.session import await_session, kill_session, session_of
 from rollplex.worker.starter import VARIABLE as STARTED_BY
 from rollplex_coordinator.decisions.fleet import DEVICE, SINGLE, Fleet
+from rollplex_coordinator.limits import WANTED_FILES
 from rollplex_coordinator.processes.environment import WORKERS, GpuAccess, environment_of
 
 TERM_S = 2.0
@@ -146,7 +147,7 @@ class Supervisor:
                     raise RollplexError(
                         f"the process of {name} cannot be started",
                         got=str(error),
-                        do="Raise the limits of this shell: ulimit -n 4096, ulimit -u unlimited.",
+                        do=f"Raise the limits of this shell: ulimit -n {WANTED_FILES}, ulimit -u unlimited.",
                     ) from error
                 raise ConfigError(
                     f"the program of {name} cannot be started",

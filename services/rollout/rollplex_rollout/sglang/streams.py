@@ -23,8 +23,8 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from rollplex.errors import DivergedError, EngineError
-from rollplex_rollout.engine import FinishedGroup
+from rollplex.errors import EngineError
+from rollplex_rollout.engine import FinishedGroup, diverged
 from rollplex_rollout.sglang.requests import Pictures, Request
 
 Chunk: TypeAlias = dict[str, Any]
@@ -199,9 +199,7 @@ class Streams:
             )
         wrong = [value for value in response.logprobs if not (math.isfinite(value) and value <= ROUNDING)]
         if wrong:
-            raise DivergedError(
-                "The model's logits are not finite", got=f"log-probability {wrong[0]}", where=request.rid
-            )
+            raise diverged(f"log-probability {wrong[0]}", request.rid)
 
     def _finished(self, index: int, responses: Sequence[_Response]) -> FinishedGroup:
         return FinishedGroup(
