@@ -29,6 +29,7 @@ JOBS: dict[str, dict[str, Any]] = {
 ON_DEVICE: dict[str, Any] = {
     "training": 2, "rollout": 1, "target": 1, "dtype": "bfloat16", "on_device": True,
 }  # fmt: skip
+MASTERS: dict[str, Any] = {"training": 2, "rollout": 1, "dtype": "bfloat16", "again": True}
 ABSENT: dict[str, Any] = {"training": 4, "rollout": 4, "absent": True}
 SAME_METRICS = {"learning_rate", "loss_normaliser", "groups", "groups_skipped", "reward", "completions/max_length"}
 Found = dict[str, list[dict[str, Any]]]
@@ -41,7 +42,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     write_model(folder / "model", kv_heads=4)
     jobs = [
         {"name": name, "dtype": "float32", **job}
-        for name, job in (*JOBS.items(), ("on a device", ON_DEVICE), ("absent", ABSENT))
+        for name, job in (*JOBS.items(), ("on a device", ON_DEVICE), ("masters", MASTERS), ("absent", ABSENT))
     ]
     script = Path(__file__).with_name("trainer_ranks.py")
     results = found_by_ranks(script, folder, jobs, ranks=RANKS, seconds=SECONDS)
@@ -173,3 +174,12 @@ def test_in_the_middle_of_a_step_other_trainers_find_what_stands_and_do_it_again
         assert again["targets"] == [version + 1] * len(again["targets"])
         targets += len(again["targets"])
     assert targets == 2
+
+
+def test_other_trainers_refuse_master_weights_that_do_not_round_to_the_weights_that_stand(found: Found) -> None:
+    for result in found["masters"]:
+        assert "error" not in result, result["error"]
+        assert "master weights that do not round to them" in result["again"]["masters"]
+        assert result["again"]["left"]
+        assert result["again"]["arena"], "with those that do they go on"
+        assert result["again"]["published"]

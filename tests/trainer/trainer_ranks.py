@@ -125,10 +125,18 @@ def again(world: RankWorld, version: int) -> dict[str, Any]:
     before = hashed(*world.weights.values()), state_of(world)
     dist.barrier()
     meet = world.parallel.meet
+    masters = list(world.ready.optimizer._state.states.get("master", {}).values())
     wrong = refused(lambda: world.replace_trainer(Standing(version=version, digest="0" * 64), f"{meet}.wrong"))
+    other = ""
+    if masters:
+        kept = masters[-1].clone()
+        masters[-1].add_(1.0)
+        other = refused(lambda: world.replace_trainer(Standing(version=version, digest=digest), f"{meet}.masters"))
+        masters[-1].copy_(kept)
     world.replace_trainer(Standing(version=version, digest=digest), f"{meet}.again")
     found: dict[str, Any] = {
         "refused": wrong,
+        "masters": other,
         "left": (hashed(*world.weights.values()), state_of(world)) == before,
         "zeroed": not world.ready.arena.any(),
     }
