@@ -12,6 +12,7 @@ import pytest
 
 from rollplex.cli import start
 from rollplex.cli.app import run
+from rollplex.stop_signals import STOP_SIGNALS
 from rollplex_coordinator.archive.__main__ import main
 from support.past_runs import write_run
 
@@ -44,7 +45,7 @@ def test_a_folder_that_is_not_there_is_a_wrong_command_line(tmp_path: Path, caps
     try:
         assert main([str(tmp_path / "nothing")]) == 2
     finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     assert "no such folder of runs" in capsys.readouterr().err
 
 
